@@ -49,10 +49,10 @@ def refuse_settings(given: Collection[str]) -> None:
     if lengths := sorted({*given} & {"steps", "tokens"}):
         raise TypeError(f"SteepestDescent takes no {', '.join(lengths)}: a run's length is run=Run(steps, tokens)")
     if planned := sorted({*given} & {"recipe", "stabiliser", "overrides", "head", "tied", "inputs"}):
-        remedy = f"say it to the plan, SteepestDescent(model, Plan.of(model, {planned[0]}=...))"
+        remedy = f"pass it to the plan, SteepestDescent(model, Plan.of(model, {planned[0]}=...))"
         raise TypeError(f"SteepestDescent takes no {', '.join(planned)}: {remedy}")
     if others := sorted({*given} - SETTINGS):
-        raise TypeError(f"SteepestDescent takes no {', '.join(others)}: leave it out, steps are batched as they are")
+        raise TypeError(f"SteepestDescent takes no {', '.join(others)}: leave it out, steps are always batched")
     if given:
         decay = "follows from run=Run(steps, tokens) or is a stabiliser, Plan.of(model, stabiliser=WeightDecay(rate))"
         remedy = f"decay {decay}; momentum is the recipe's, Plan.of(model, recipe)"
@@ -124,5 +124,5 @@ def _factor(convention: str, d_in: int, d_out: int, base_d_in: int | None) -> fl
     if convention != "mup":
         return factor
     if base_d_in is None:
-        raise ValueError("muP's rates go by the fan-in of the same matrix in the base model: give base_d_in")
+        raise ValueError("muP's rates depend on the matrix's fan-in in the base model: give base_d_in")
     return factor * base_d_in / d_in

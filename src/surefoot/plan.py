@@ -133,7 +133,7 @@ class Plan:
     def unsplit(self) -> str:
         """The attention matrices that have one norm for all heads, because these are unknown, and the remedy."""
         names = [re.sub(r"\b\d+\b", "*", name) for name, place in self.placements.items() if UNSPLIT in place.why]
-        remedy = "Plan.of(model, inputs=...) finds them by a forward pass, the override sf.per_head(rows) says them"
+        remedy = "find heads by a forward pass, Plan.of(model, inputs=...), or override with sf.per_head(rows)"
         return f"attention with {UNSPLIT}, {', '.join(dict.fromkeys(names))}: {remedy}" if names else ""
 
     @property
@@ -194,7 +194,7 @@ class Plan:
         placements = {}
         for (name, parameter), placement in zip(self._of(model).items(), self.placements.values(), strict=True):
             if parameter.is_meta:
-                raise ValueError(f"{name} is on the meta device: its norm is not known; load the weights first")
+                raise ValueError(f"{name} is on the meta device and has no norm: load the weights first")
             weight = whole_of(parameter).detach().double()
             if not bool(weight.isfinite().all()):
                 raise ValueError(f"{name} is not finite: it has no norm to be relative to")
@@ -217,7 +217,7 @@ class Plan:
             parameter = by_plain_name(parameters, name)
             if parameter is None or tuple(parameter.shape) != placement.shape:
                 problem = "is missing" if parameter is None else f"has shape {tuple(parameter.shape)}"
-                raise ValueError(f"{name} {problem}, the plan has it with shape {placement.shape}")
+                raise ValueError(f"{name} {problem} in the model, {placement.shape} in the plan")
             found[name] = parameter
         return found
 
@@ -235,7 +235,7 @@ class Plan:
         own, split = self._of(model), dict[Tensor, Callable[[Tensor], None]]()
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and by_plain_name(self.placements, name) is None:
-                raise ValueError(f"{name} is not in the plan: make it of this model, Plan.of(model)")
+                raise ValueError(f"{name} is not in the plan: make a plan of this model, Plan.of(model)")
         for name, parameter in own.items():
             fill_ = partial(self[name].fill_, name=name, seed=seed)
             left = parameter.is_meta or not parameter.requires_grad
@@ -254,7 +254,7 @@ def _require(*given: object) -> None:
     examples = {Recipe: "recipes.muon()", Stabiliser: "PostClip(2.0)", Run: "Run(steps, tokens)"}
     for each, (kind, example) in zip(given, examples.items(), strict=True):
         if not isinstance(each, kind | None):
-            raise ValueError(f"a {kind.__name__} is as {example}, not {each!r}")
+            raise ValueError(f"give a {kind.__name__} like {example}, not {each!r}")
 
 
 def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
@@ -263,7 +263,7 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
     if lr is not None:
         if law and isinstance(lr, int | float) and lr and not law / 16 <= lr <= 16 * law:
             what = f"lr {lr:.3g} is {lr / law:.3g} times the run's {law:.3g}: is it another optimizer's?"
-            logging.getLogger("surefoot").warning(f"surefoot: {what} Without lr that is taken")
+            logging.getLogger("surefoot").warning(f"surefoot: {what} Leave lr out for the run's")
         return lr
     if law is not None:
         return law

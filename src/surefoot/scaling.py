@@ -254,7 +254,7 @@ class Run:
     def __post_init__(self) -> None:
         for name, x in vars(self).items():
             if not (isinstance(x, SupportsIndex | float) and x is not True and float(x) % 1 == 0 < float(x)):
-                raise ValueError(f"{name} of a run is a positive whole number, not {x!r}")
+                raise ValueError(f"{name} of a run must be a positive integer, not {x!r}")
             object.__setattr__(self, name, int(x))
 
     def factor(self, step: int) -> float:

@@ -46,7 +46,7 @@ def test_a_text_that_is_too_short_is_named_with_its_own_numbers(tmp_path, text, 
     short = tmp_path / "short.txt"
     short.write_bytes(text.read_bytes()[:60])
     said = refused(training(tmp_path / "run", text, "--eval-data", f"{short}"), capsys, code=4)
-    assert f"{short}: 60 bytes are too few; 6 of them are in the validation split" in said
+    assert f"{short}: 60 bytes are too few; the validation split has 6" in said
 
 
 def test_a_file_of_tokens_for_validation_has_the_training_s_vocabulary_and_is_validation_as_a_whole(tmp_path, capsys):
@@ -108,5 +108,5 @@ def test_a_tokenizer_with_more_tokens_than_the_training_data_is_refused_before_i
     bpe.train([text.read_text()], 280, "text").save(str(tmp_path / "tokenizer.json"))
     run = training(tmp_path / "x", f"bin:{tmp_path}", "--eval-data", f"{text}")
     said = refused(run, capsys, code=4)
-    assert f"by its tokenizer, {tmp_path}, 256 tokens only 256: --vocab N" in said
+    assert f", but {tmp_path}, 256 tokens has 256: give --vocab N" in said
     assert main([*run, "--vocab", "280"]) == 0

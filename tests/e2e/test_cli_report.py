@@ -41,7 +41,7 @@ def test_audit_of_a_model_of_ones_own(tmp_path, monkeypatch, capsys):
     assert main(["audit", "--model", "my_models:good"]) == 0
     assert "bias of Linear(2, 3)" in capsys.readouterr().out
     assert "cannot place mystery (2, 3)" in refused(["audit", "--model", "my_models:Odd"], capsys, code=1)
-    assert "it returned a int, not an nn.Module" in refused(["audit", "--model", "my_models:number"], capsys)
+    assert "returned a int, not an nn.Module" in refused(["audit", "--model", "my_models:number"], capsys)
     assert "has no function 'absent'" in refused(["audit", "--model", "my_models:absent"], capsys)
     assert "No module named 'absent'" in refused(["audit", "--model", "absent:build"], capsys)
     assert "unknown reference model 'bert'; choose from gpt, llama, qwen, moe, tied" in refused(
@@ -83,7 +83,7 @@ def test_report_of_a_run_that_may_only_be_read_has_no_picture_and_says_so(tmp_pa
     said = capsys.readouterr()
     assert "| level " in said.out
     assert "picture" not in said.out
-    assert said.err.startswith(f"surefoot: {directory}: no picture: it may only be read")
+    assert said.err.startswith(f"surefoot: {directory}: no picture: it is read-only")
     assert not (directory / "transfer.png").exists()
 
 

@@ -32,7 +32,7 @@ def test_never_starts_afresh_and_refuses_a_directory_with_checkpoints(done, tmp_
     assert outcome(tmp_path / "fresh") == outcome(done)
     capsys.readouterr()
     said = refused(fresh, capsys)
-    assert "fresh/checkpoints/step-00000006.pt exists: choose another directory, or go on" in said
+    assert "fresh/checkpoints/step-00000006.pt exists: choose another directory, or continue" in said
 
 
 def test_a_path_is_gone_on_from_in_another_directory_and_in_its_own(done, tmp_path, text, capsys):
@@ -52,10 +52,10 @@ def test_a_file_that_is_no_checkpoint_is_passed_over(done, tmp_path, text, capsy
     newest, before = done / "checkpoints" / "step-00000006.pt", outcome(done)
     save(newest, payload)
     said = refused(training(tmp_path / "other", text, "--resume", f"{newest}"), capsys, code=5)
-    assert f"{newest} is no checkpoint" in said
+    assert f"{newest} is not a checkpoint" in said
     (done / "result.json").unlink()
     assert main(training(done, text)) == 0
-    assert re.search(r"step-00000006\.pt is no checkpoint.*passed over", capsys.readouterr().err)
+    assert re.search(r"step-00000006\.pt is not a checkpoint.*skipped", capsys.readouterr().err)
     assert outcome(done) == before
 
 

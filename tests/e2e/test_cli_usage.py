@@ -44,7 +44,7 @@ assert not heavy, heavy
         (["transfer", "--widths", "wide"], "argument --widths: invalid count value: 'wide'"),
         (["transfer", "--recipes", "sgd"], "argument --recipes: unknown method 'sgd'; choose one of steady,"),
         (["train", "--recipe", "lion:2"], "'lion:2': lion takes no value; moga_row, moga_column, wion do"),
-        (["audit", "--recipe", "moga_row:wide"], "'moga_row:wide': 'wide' is no number"),
+        (["audit", "--recipe", "moga_row:wide"], "'moga_row:wide': 'wide' is not a number"),
         (["audit", "--recipe", "adamw"], "unknown method 'adamw'; choose one of steady,"),
         (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
         (["train", "--lr", "1e31"], "lr must lie between 0 and 2**100"),
@@ -150,7 +150,7 @@ def test_a_run_that_would_read_its_own_files_is_refused(name, kind, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_bytes(b"some text, " * 4000)
     said = refused([*name.split(), "--out", "runs/one", *(() if "." in name else ("--data", f"{kind}."))], capsys)
-    assert f"runs/one lies in {tmp_path}, whose files are read: give a folder outside of it" in said
+    assert f"runs/one lies in {tmp_path}, whose files are read: give a folder outside it" in said
     assert [*tmp_path.iterdir()] == [tmp_path / "a.txt"]
     hidden = chosen.data(_parser().parse_args(["train", "--out", "runs/.one", "--data", f"{kind}."]))
     assert hidden == f"{kind}.", "what is hidden is not read"
@@ -178,7 +178,7 @@ def test_a_width_that_does_not_fit_is_refused_before_anything_runs(tmp_path, tex
 
 def test_a_budget_for_rates_that_are_given(tmp_path, text, capsys):
     given = [*sweep(tmp_path / "out", text), "--rates", "-6", "--budget", "4"]
-    assert "--budget beside --rates" in refused(given, capsys)
+    assert "--budget is for a search" in refused(given, capsys)
 
 
 def test_rates_given_twice(tmp_path, text, capsys):

@@ -85,13 +85,13 @@ class Harm:
 def test_what_is_no_checkpoint_is_refused_and_not_run(tmp_path):
     path = tmp_path / "a.pt"
     save(path, {"path": Harm(tmp_path / "harm")})
-    with pytest.raises(CheckpointError, match=r"a\.pt is no checkpoint: it holds other things") as refused:
+    with pytest.raises(CheckpointError, match=r"a\.pt is not a checkpoint: it holds other things") as refused:
         load(path)
     assert "weights_only" not in str(refused.value)
     for data in (b"", b"junk", pickle.dumps(3), pickle.dumps(Harm(tmp_path / "harm"))):
         path.write_bytes(data)
         (tmp_path / "a.pt.sha256.json").write_text(json.dumps({"sha256": [hashlib.sha256(data).hexdigest()]}))
-        with pytest.raises(CheckpointError, match=r"a\.pt is no checkpoint"):
+        with pytest.raises(CheckpointError, match=r"a\.pt is not a checkpoint"):
             load(path)
     assert not (tmp_path / "harm").exists()
 
@@ -214,7 +214,7 @@ def test_a_checkpoint_that_was_passed_over_displaces_no_sound_one(tmp_path):
     (tmp_path / "step-00000020.pt").write_bytes(b"torn")
     folder.save(30, {"step": 30}, 3.0)
     (tmp_path / "step-00000030.pt").write_bytes(b"torn")
-    with pytest.warns(UserWarning, match="passed over"), pytest.raises(ValueError, match="no other one can be read"):
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(ValueError, match="no other can be read"):
         newest(folder)
     folder.save(15, {"step": 15}, 4.0)
     folder.save(25, {"step": 25}, 5.0)

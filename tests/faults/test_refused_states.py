@@ -33,13 +33,10 @@ def no_tensor(state):
             lambda state: state.update(momentum=state["momentum"].mT.reshape(-1)),
             "'momentum' of the checkpoint has shape",
         ),
-        (
-            lambda state: state.update(momentum=state["momentum"].long()),
-            "'momentum' of the checkpoint is of torch.int64",
-        ),
+        (lambda state: state.update(momentum=state["momentum"].long()), "'momentum' of the checkpoint has torch.int64"),
         (
             lambda state: state.update(momentum=state["momentum"] * 1j),
-            "'momentum' of the checkpoint is of torch.complex64",
+            "'momentum' of the checkpoint has torch.complex64",
         ),
         (
             lambda state: state.update(skipped=torch.zeros(2, dtype=torch.int32)),
@@ -49,7 +46,7 @@ def no_tensor(state):
         (lambda state: state.update(master=torch.zeros(3)), "'master' of the checkpoint has shape (3,)"),
         (lambda state: state.update(exp_avg=torch.zeros(3)), "an entry 'exp_avg'"),
         (lacks_momentum, "the checkpoint lacks 'momentum'"),
-        (no_tensor, "'momentum' of the checkpoint is no tensor but float"),
+        (no_tensor, "'momentum' of the checkpoint is a float, not a tensor"),
         (
             lambda state: state.update(momentum=state["momentum"].to_sparse()),
             "'momentum' of the checkpoint has no values in memory, but is torch.sparse_coo",
@@ -89,8 +86,8 @@ def test_an_entry_that_does_not_fit_is_refused_by_name_and_changes_nothing(chang
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda saved: saved.pop("state"), "'state' of the checkpoint is no dict"),
-        (lambda saved: saved.update(param_groups=None), "'param_groups' of the checkpoint is no list"),
+        (lambda saved: saved.pop("state"), "'state' of the checkpoint is not a dict"),
+        (lambda saved: saved.update(param_groups=None), "'param_groups' of the checkpoint is not a list"),
         (lambda saved: saved["state"].update({0: None}), "0.weight: its state in the checkpoint is NoneType"),
         (lambda saved: saved["state"].update({0: [1]}), "0.weight: its state in the checkpoint is list"),
         *(
@@ -138,7 +135,7 @@ def test_another_number_of_parameters_is_refused_by_the_name_that_one_of_both_la
     optimizer, larger = build()[1], build()[1].state_dict()
     group, before = larger["param_groups"][0], copy.deepcopy(optimizer.state_dict())
     group["params"], group["param_names"] = [*group["params"], 99], [*group["param_names"], "late"]
-    with pytest.raises(ValueError, match=r"1 in the optimizer; late is in one of them only.*weights alone"):
+    with pytest.raises(ValueError, match=r"the optimizer has 1; only one of them has late.*weights alone"):
         optimizer.load_state_dict(larger)
     assert_same_state_dict(optimizer.state_dict(), before)
 

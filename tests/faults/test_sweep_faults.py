@@ -272,7 +272,7 @@ def test_a_record_without_a_key_is_named_not_a_key_error(tmp_path, line):
     del records[line - 1]["seed"], records[line - 1]["val_loss"]
     damaged = "".join(json.dumps(record) + "\n" for record in records)
     path.write_text(damaged)
-    said = rf"results.jsonl, line {line} has no seed, val_loss that can be read: repair or remove"
+    said = rf"results.jsonl, line {line} has no valid seed, val_loss: repair or remove"
     for read in (load, lambda directory: run(config(), directory, quick, executor=Inline(), progress=silent)):
         with pytest.raises(ValueError, match=said):
             read(tmp_path)

@@ -49,7 +49,7 @@ def test_a_package_that_build_misses_is_not_an_extra_of_ours(module, capsys):
     module("def build():\n    import absent_package\n")
     assert main(["audit", "broken:build"]) == 2
     message = capsys.readouterr().err
-    assert "broken:build: it is called without arguments, and failed: ModuleNotFoundError: No module named" in message
+    assert "broken:build: calling it without arguments failed: ModuleNotFoundError: No module named" in message
     assert "broken.py, line 2" in message
     assert "pip install" not in message
 
@@ -111,7 +111,9 @@ def test_what_is_drawn_is_of_the_key_alone_and_other_for_every_step():
 
 def test_a_function_that_takes_no_width_says_so(module):
     module("def build():\n    return None\n")
-    with pytest.raises(ValueError, match=r"with 32, and failed: TypeError: build\(\) takes 0 positional arguments"):
+    with pytest.raises(
+        ValueError, match=r"calling it with 32 failed: TypeError: build\(\) takes 0 positional arguments"
+    ):
         call("broken:build", 32)
 
 
@@ -127,7 +129,7 @@ def test_a_function_that_fails_is_named_and_no_success(module, capsys, statement
     module(f"def build():\n    {statement}\n")
     assert main(["audit", "broken:build"]) == code
     message = capsys.readouterr().err
-    assert f"broken:build: it is called without arguments, and failed: {reason}" in message
+    assert f"broken:build: calling it without arguments failed: {reason}" in message
     assert "broken.py, line 2" in message
 
 

@@ -54,7 +54,7 @@ def test_the_file_itself_and_what_it_warns_of(tmp_path, capsys):
 def test_files_that_describe_nothing_are_refused(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"model_type": "nothing at all"}')
     assert main(["audit", str(tmp_path)]) == 2
-    assert "no configuration that transformers knows" in capsys.readouterr().err
+    assert "not a configuration known to transformers" in capsys.readouterr().err
     transformers.LlamaConfig(architectures=["LlamaForNothing"]).save_pretrained(tmp_path)
     assert main(["audit", str(tmp_path)]) == 2
     assert "names the architecture LlamaForNothing" in capsys.readouterr().err
@@ -67,7 +67,7 @@ def test_files_that_describe_nothing_are_refused(tmp_path, capsys):
     [
         ({"hidden_size": 64, "num_attention_heads": 7}, "The hidden size (64) is not a multiple of the number of att"),
         ({"hidden_size": "many"}, "'hidden_size' expected int, got str"),
-        ({"vocab_size": -3}, "config.json describes no model that can be built"),
+        ({"vocab_size": -3}, "config.json describes a model that cannot be built"),
         (
             {"architectures": ["AutoConfig"]},
             "names the architecture AutoConfig, which is no model of this transformers",
@@ -134,13 +134,13 @@ def test_weights_that_cannot_be_read_are_an_error(tmp_path, capsys, harm):
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes))
     model.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    told = "no weights that can be read"
+    told = "no readable weights"
     if harm == "absent":
         path.unlink()
     elif harm == "cut":
         path.write_bytes(path.read_bytes()[:1000])
     elif harm == "deeper":
-        told = "hold, and its configuration has not, model.layers.1."
+        told = "have, unlike its configuration, model.layers.1."
         deeper = transformers.LlamaConfig(vocab_size=50, **sizes | {"num_hidden_layers": 2})
         transformers.LlamaForCausalLM(deeper).save_pretrained(tmp_path / "deeper")
         path.write_bytes((tmp_path / "deeper" / "model.safetensors").read_bytes())

@@ -158,7 +158,7 @@ def test_a_slurm_job_whose_time_is_over_counts_as_killed(make):
 
 def test_gpus_that_ray_has_not_are_refused(tmp_path):
     pytest.importorskip("ray")
-    with pytest.raises(ValueError, match=r"gpus-per-run 0.5: no run would ever begin, Ray has 0 GPUs here"):
+    with pytest.raises(ValueError, match=r"gpus-per-run 0.5: no run could start, Ray has only 0 GPUs"):
         run(grid({}), tmp_path / "run", raising, progress=silent, executor=Ray(gpus_per_run=0.5))
     with pytest.raises(ConnectionError, match=r"no Ray cluster at 127.0.0.1:1 "):
         run(grid({}), tmp_path / "run", raising, progress=silent, executor=Ray(address="127.0.0.1:1"))

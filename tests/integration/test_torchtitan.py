@@ -149,10 +149,10 @@ def test_another_run_is_refused_and_another_rate_of_the_law():
     model, optimizers, schedule = in_the_trainer(run=sf.Run(20, 64))
     train(model, optimizers, [schedule])
     saved = optimizers.state_dict()
-    with pytest.raises(ValueError, match=r"is of Run\(.*=64\), the optimizer of Run\(steps=20, tokens=128\)"):
+    with pytest.raises(ValueError, match=r"has Run\(.*=64\), the optimizer Run\(steps=20, tokens=128\)"):
         in_the_trainer(run=sf.Run(20, 128))[1].load_state_dict(saved)
     begun = {key: 0.125 if key.endswith("initial_lr") else value for key, value in saved.items()}
-    with pytest.raises(ValueError, match=r"begun at lr=0.125, which the law now has as 0\.\d+: give the former"):
+    with pytest.raises(ValueError, match=r"began at lr=0.125, but the law now gives 0\.\d+: give lr=0.125"):
         in_the_trainer(run=sf.Run(20, 64))[1].load_state_dict(begun)
     in_the_trainer(run=sf.Run(20, 64))[1].load_state_dict(saved)
     in_the_trainer(run=sf.Run(20, 64), lr=0.125)[1].load_state_dict(begun)
@@ -160,7 +160,7 @@ def test_another_run_is_refused_and_another_rate_of_the_law():
 
 def test_options_of_torchtitans_own_optimizers_are_refused():
     groups = [ParamGroupConfig(pattern=".*", optimizer_name="AdamW")]
-    with pytest.raises(ValueError, match="param_groups, implementation: of torchtitan's own"):
+    with pytest.raises(ValueError, match="param_groups, implementation: for torchtitan's own"):
         container(build(), param_groups=groups, implementation="foreach")
 
 

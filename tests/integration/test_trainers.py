@@ -116,9 +116,7 @@ def test_hugging_face_trainer_and_its_resume(tmp_path, index):
     checkpoint = str(tmp_path / "whole" / "checkpoint-3")
     again, _ = run(tmp_path / "again", resume=checkpoint)
     assert_equal(whole, again)
-    with pytest.raises(
-        ValueError, match=r"is of Run\(steps=6, tokens=16\), the optimizer of Run\(steps=6, tokens=32\)"
-    ):
+    with pytest.raises(ValueError, match=r"has Run\(steps=6, tokens=16\), the optimizer Run\(steps=6, tokens=32\)"):
         run(tmp_path / "other", resume=checkpoint, gradient_accumulation_steps=2)
 
 
@@ -187,9 +185,7 @@ def test_lightning_and_its_resume(tmp_path):
     again, lr_again = fit(tmp_path / "again", STEPS, resume=str(checkpoint))
     assert_equal(whole, again)
     assert lr == lr_again
-    with pytest.raises(
-        ValueError, match=r"is of Run\(steps=6, tokens=16\), the optimizer of Run\(steps=5, tokens=16\)"
-    ):
+    with pytest.raises(ValueError, match=r"has Run\(steps=6, tokens=16\), the optimizer Run\(steps=5, tokens=16\)"):
         fit(tmp_path / "other", STEPS - 1, resume=str(checkpoint))
 
 
@@ -296,5 +292,5 @@ def test_parameters_put_into_a_group_later_are_refused():
         p.grad = torch.ones_like(p)
     optimizer.step()
     optimizer.param_groups[0]["params"][0] = torch.nn.Parameter(torch.zeros(32, 16))
-    with pytest.raises(ValueError, match="wrap the model before its first step"):
+    with pytest.raises(ValueError, match="wrap the model before the first step"):
         optimizer.step()

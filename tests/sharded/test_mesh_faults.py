@@ -141,10 +141,7 @@ def test_a_damaged_folder_is_passed_over_and_runs_nothing(tmp_path, saved, harm)
     assert not mark.exists()
     harm(folder / "step-00000002", mark)
     if harm is not elsewhere:
-        with (
-            pytest.warns(UserWarning, match="passed over"),
-            pytest.raises(ValueError, match="no other one can be read"),
-        ):
+        with pytest.warns(UserWarning, match="passed over"), pytest.raises(ValueError, match="no other can be read"):
             Checkpoints(folder).resume(Run(TrainConfig(**FIRST, steps=4), text()))
     assert not mark.exists()
 
@@ -295,5 +292,5 @@ def test_where_one_process_raises_the_others_end(tmp_path):
 def test_a_mesh_that_does_not_fit_is_a_usage_error(tmp_path):
     launcher = launch(tmp_path, "--steps", "20", "--mesh", "fsdp=3")
     stderr = launcher.communicate(timeout=100)[1]
-    assert "the mesh fsdp=3 has 3 processes, and 2 were started" in stderr
+    assert "the mesh fsdp=3 needs 3 processes, but 2 were started" in stderr
     assert not any(tmp_path.iterdir())

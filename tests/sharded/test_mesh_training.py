@@ -124,18 +124,18 @@ def test_rows_make_up_the_batch():
 
     rows = [list(range(12))[Share(share).rows(12, part, 3)] for part in range(3) for share in range(2)]
     assert [row for own in rows for row in own] == list(range(12))
-    with pytest.raises(ValueError, match="8 sequences cannot be cut into 6 equal parts"):
+    with pytest.raises(ValueError, match="8 sequences cannot be split into 6 equal parts"):
         Share(0).rows(8, 0, 3)
 
 
 @pytest.mark.parametrize("text", ["fsdp", "fsdp=0", "fsdp=2,fsdp=2", "cp=2", "fsdp=-1", ""])
 def test_a_mesh_that_is_none_is_refused(text):
-    with pytest.raises(ValueError, match="is not axes of replicate, fsdp, tp"):
+    with pytest.raises(ValueError, match="must name replicate, fsdp, tp"):
         parse(text, 2)
 
 
 def test_a_mesh_of_another_size_is_refused():
-    with pytest.raises(ValueError, match="has 8 processes, and 4 were started: torchrun --nproc-per-node 8"):
+    with pytest.raises(ValueError, match="needs 8 processes, but 4 were started: torchrun --nproc-per-node 8"):
         parse("fsdp=4,tp=2", 4)
     assert parse(None, 4) == MeshShape(fsdp=4)
 
@@ -148,7 +148,7 @@ def test_accumulated_passes_take_the_step_of_the_whole_batch():
         for _ in range(3):
             run.advance()
     torch.testing.assert_close(runs[1].losses, runs[0].losses, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="8 sequences cannot be cut into 3 equal parts"):
+    with pytest.raises(ValueError, match="8 sequences cannot be split into 3 equal parts"):
         Run(config, text(), layout=Layout(accumulate=3))
 
 

@@ -129,7 +129,7 @@ def test_columns_cut_within_entries_that_share_a_scale_are_refused():
     plan = plan_of(recipes.steady(), None)
 
     def work(rank):
-        with pytest.raises(ValueError, match=r"square is cut after 4 columns, within 32 that share a scale"):
+        with pytest.raises(ValueError, match=r"square is cut after 4 columns, inside a block that shares"):
             built(
                 plan,
                 (2,),

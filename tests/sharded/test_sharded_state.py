@@ -259,7 +259,7 @@ def test_a_step_of_ones_own_is_refused_where_an_owner_would_take_it():
     def work(rank):
         table = sf.Plan("table", {"embedding": plan["embedding"]})
         built(table, (2,), fsdp, step=sf.compiled())
-        with pytest.raises(ValueError, match=r"^square needs other processes .* leave step out"):
+        with pytest.raises(ValueError, match=r"^square needs other processes .* leave it out"):
             built(plan, (2,), fsdp, step=sf.compiled())
 
     run(2, work)

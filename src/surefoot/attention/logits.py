@@ -190,10 +190,10 @@ def scale_attention_(model: nn.Module, base_head_dim: int) -> list[str]:
     ([''], 0.0625)
     """
     if base_head_dim < 1:
-        raise ValueError(f"base_head_dim is a positive number of features, not {base_head_dim}")
+        raise ValueError(f"base_head_dim must be at least 1, not {base_head_dim}")
     if not (found := usually_scaled(model)):
-        how = f"scale the queries by sqrt({base_head_dim} / d_head) in its own code"
-        raise ValueError(f"no module of the model has an attribute scaling of 1/sqrt(its head dimension): {how}")
+        how = f"in its code, scale the queries by sqrt({base_head_dim} / d_head)"
+        raise ValueError(f"no module of the model has an attribute `scaling` of 1/sqrt(head_dim): {how}")
     for module, size in found.values():
         module.scaling = math.sqrt(base_head_dim) / size  # type: ignore[assignment]
     return list(found)

@@ -87,7 +87,7 @@ class LogitControl:
         if not 0 < threshold < math.inf:
             raise ValueError(f"the threshold of attention logits must be positive and finite, not {threshold}")
         if pairs is not None and not pairs:
-            raise ValueError("no pairs, nothing to control: omit the argument for those that find_pairs(model) gives")
+            raise ValueError("pairs is empty: omit it to control the layers of find_pairs(model)")
         self.threshold: float = threshold
         self._group, self._by_names = group, pairs is None
         self.pairs: dict[str, QueryKey] = dict(find_pairs(model, scale) if pairs is None else pairs)
@@ -149,18 +149,16 @@ class LogitControl:
                 frozen; or its plan found their rows elsewhere by a forward pass.
         """
         if not isinstance(optimizer, SteepestDescent):
-            raise ValueError(
-                f"hold rescales between the steps of a SteepestDescent, not of a {type(optimizer).__name__}"
-            )
+            raise ValueError(f"hold needs a SteepestDescent, not a {type(optimizer).__name__}")
         optimized = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         for name, pair in self.pairs.items():
             of = name or "the model"
             if not {p for side in (pair.query, pair.key) for p in side.parameters.values()} <= optimized:
-                raise ValueError(f"W_q or W_k of {of} is not the optimizer's: train both, or leave the layer out")
+                raise ValueError(f"the optimizer lacks W_q or W_k of {of}: train both, or leave the layer out")
             for what, part in (("query", pair.query), ("key", pair.key)) if self._by_names else ():
                 _, placement = optimizer._known[part.parameters["weight"]]
                 if other := _otherwise(placement, part, what, pair):
-                    remedy = f"say which, pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
+                    remedy = f"give pairs={{{name!r}: QueryKey(Projection(layer, view, part), ...)}}"
                     raise ValueError(f"the rows of {part.name!r} of {of} are {other} by the plan: {remedy}")
         handles = [optimizer.register_step_post_hook(lambda *_: self._rescale(optimizer))]
         for name, layer in self._layers.items():
@@ -179,7 +177,7 @@ class LogitControl:
         if unseen := [name for name in self._unseen if name not in largest or bool((largest[name] < 0).all())]:
             warnings.warn(
                 f"the attention logits of {', '.join(unseen)} were not measured: its forward method was not called in "
-                "training before this step, or was compiled before `hold`; name the module around it that is, "
+                "training before this step, or was compiled before `hold`; name the enclosing module that is, "
                 "pairs={name: QueryKey(...)}",
                 stacklevel=2,
             )
@@ -205,7 +203,7 @@ def _among_all(own: Tensor, heads: int, name: str, pair: QueryKey) -> Tensor:
     """Logits of the heads that tensor parallelism computes here, at their places among those of all; 0 elsewhere."""
     weight, rows = pair.query.parameters["weight"], len(own) * pair.head_dim
     if not is_dtensor(weight) or len(weight) != heads * pair.head_dim or heads % len(own):
-        raise ValueError(f"{name} computes {len(own)} of {heads} heads, and its W_q does not tell which: leave it out")
+        raise ValueError(f"{name} computes {len(own)} of {heads} heads, and its W_q does not show which: leave it out")
     from surefoot.mesh.groups import slab_of
 
     slab = slab_of(weight)

@@ -12,7 +12,7 @@ from surefoot.discovery.known_classes import kinds_by_class
 from surefoot.discovery.torch_layers import kinds_by_type
 
 UNKNOWN_SCALE = (
-    "no attribute `scaling` says by which factor logits are multiplied: give LogitControl(model, scale=...), which is "
+    "no attribute `scaling` states the factor of the logits: give LogitControl(model, scale=...), which is "
     "head_dim ** -0.5 where scaled_dot_product_attention gets no scale"
 )
 
@@ -104,7 +104,7 @@ def find_pairs(model: nn.Module, scale: float | None = None) -> dict[str, QueryK
             ) from None
     if not pairs:
         raise ValueError(
-            f"{type(model).__name__} has no attention layer with W_q and W_k that this finds ({normed} with a norm on "
+            f"no attention layer with W_q and W_k was found in {type(model).__name__} ({normed} with a norm on "
             "their queries need no control: the norm's gain bounds their logits); give pairs={name: QueryKey(...)}"
         )
     return pairs
@@ -114,21 +114,21 @@ def _pair(owner: nn.Module, known: Mapping[str, Projection], scale: float | None
     """The pair of an attention layer; ValueError says what of it is not known."""
     size, own, in_one = head_dim_of(owner), scale_of(owner), isinstance(owner, nn.MultiheadAttention)
     if not {"query", "key"} <= known.keys():
-        raise ValueError(f"has {', '.join(known) or attention_by(owner)}, but no W_q and W_k by a name that is known")
+        raise ValueError(f"has {', '.join(known) or attention_by(owner)}, but no W_q and W_k by a known name")
     if size is None:
         raise ValueError("has W_q and W_k, but no attribute head_dim for the size of its heads: set it")
     query, key = known["query"], known["key"]
     if in_one and query.weight != key.weight and owner.in_proj_bias is not None:
-        raise ValueError("has keys or values of another width, and a bias for all in one: make it with bias=False")
+        raise ValueError("has keys or values of another width, but one bias for all: make it with bias=False")
     if in_one and owner.bias_k is not None:
         raise ValueError("has a key of its own, bias_k, which no row of W_k scales: make it with add_bias_kv=False")
     for part in () if in_one else (query, key):
         if not is_linear(part.layer) or part.layer._parameters.get("weight") is None:
-            raise ValueError(f"has {part.name!r}, which is no linear layer with a weight of its own but a wrapper")
+            raise ValueError(f"has {part.name!r}, a wrapper and not a linear layer with its own weight")
     if query.count % size or key.count % size:
-        raise ValueError(f"has {query.count} and {key.count} rows of queries and keys, no whole heads of {size}")
+        raise ValueError(f"has {query.count} query and {key.count} key rows, not whole heads of {size}")
     for name, child in owner.named_children():
         norm = any(kind and kind.name == "gain" for kind in (kinds_by_type(child) | kinds_by_class(child)).values())
         if norm and {p.numel() for p in child.parameters(recurse=False)} & {size, query.count, key.count}:
-            raise ValueError(f"has a norm {name!r}, and it is not known whether that is of its queries")
+            raise ValueError(f"has a norm {name!r} that may or may not be of its queries")
     return QueryKey(query, key, size, scale if own is None else own)

@@ -101,7 +101,7 @@ def data(arguments: argparse.Namespace) -> str | None:
         read, out = Path(re.sub(r"^(text:|bpe:\d+:)", "", name) or name).resolve(), arguments.out.resolve()
         hidden = any(part.startswith(".") for part in out.parts[len(read.parts) :])  # whose files are not read
         if out.is_relative_to(read) and not hidden:
-            raise ValueError(f"{arguments.out} lies in {read}, whose files are read: give a folder outside of it")
+            raise ValueError(f"{arguments.out} lies in {read}, whose files are read: give a folder outside it")
     if arguments.vocab is None:
         return source
     if source is None or not re.match(r"bin:(?!\d+:)", source):
@@ -114,7 +114,7 @@ def note_epochs(config: TrainConfig, corpus: Corpus) -> None:
     epochs = config.steps * config.run.tokens / corpus.train.size
     if config.data_order == "documents" and epochs > 1:
         told = f"{config.steps} steps read the {corpus.train.size:,} {corpus.unit}s for training {epochs:.2f} times"
-        print(f"surefoot: {told}: the training loss at the end is of documents read before", file=sys.stderr)
+        print(f"surefoot: {told}: the final training loss is of documents read before", file=sys.stderr)
 
 
 def trial_settings(

@@ -22,14 +22,14 @@ def add_to(commands: options.Commands) -> None:
     parser = options.command(commands, "compare", run, help, _EXAMPLES)
     options.add_recipes(parser, default=["adamw", "moonlight_tuned", "steady"])
     add = parser.add_argument
-    help = "methods at a rate that is not tuned, muon@0.02 for example, in the conventions of this library"
+    help = "methods at a fixed rate, such as muon@0.02, in this library's conventions"
     add("--published", nargs="+", type=options.checked(parse_at), metavar="NAME@RATE", help=help)
-    add("--baseline", metavar="NAME", help="whom the others are compared with (default: the first of --recipes)")
-    help = "learning rates that each recipe is tuned with, exactly so many; at least 3"
+    add("--baseline", metavar="NAME", help="recipe to compare the others with (default: the first of --recipes)")
+    help = "number of learning rates that each recipe is tuned with; at least 3"
     add("--rates-per-recipe", type=options.count, default=7, metavar="N", help=help)
-    add("--tuning-seeds", type=options.count, default=1, help="seeds that each of these is run with")
+    add("--tuning-seeds", type=options.count, default=1, help="seeds for each of these rates")
     add("--seeds", type=options.count, default=3, help="seeds of the final runs, none of them used in tuning")
-    add("--evaluations", type=options.count, default=20, help="of the validation loss during a final run, at most")
+    add("--evaluations", type=options.count, default=20, help="at most, of the validation loss during a final run")
     help = "loss to which steps and time are counted (default: the baseline's mean final loss)"
     add("--target", type=options.positive, metavar="LOSS", help=help)
     options.add_sweep(parser, "runs/compare", "width")

@@ -22,9 +22,9 @@ def add_to(commands: options.Commands) -> None:
     help = "write a matrix's learning rate and weight decay in every published convention"
     parser = options.command(commands, "convert", run, help, _EXAMPLES)
     add = parser.add_argument
-    add("--source", choices=CONVENTIONS, default="adamw", help="convention that they are given in")
+    add("--source", choices=CONVENTIONS, default="adamw", help="convention of the given values")
     add("--lr", type=options.positive, required=True, help="learning rate")
-    add("--weight-decay", type=float, default=0.0, metavar="WD", help="as published, times lr a step")
+    add("--weight-decay", type=float, default=0.0, metavar="WD", help="as published (times lr per step)")
     add("--d-in", type=options.count, help="fan-in of the matrix")
     add("--d-out", type=options.count, help="fan-out of the matrix")
     help = f"the hidden matrices of {', '.join(PUBLISHED)} in place of one matrix"
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table for each matrix."""
     setting, base = Setting(arguments.lr, arguments.weight_decay), arguments.base_d_in
     if arguments.source == "mup" and base is None:
-        raise ValueError("muP's rates go by the fan-in of the base model: give --d-in, --d-out and --base-d-in")
+        raise ValueError("muP's rates depend on the base model's fan-in: give --d-in, --d-out and --base-d-in")
     tables = {(d_out, d_in): table(setting, arguments.source, d_in, d_out, base) for d_out, d_in in _shapes(arguments)}
     if arguments.json:
         facts = {f"{d_out}x{d_in}": {name: asdict(s) for name, s in of.items()} for (d_out, d_in), of in tables.items()}

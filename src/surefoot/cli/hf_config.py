@@ -34,7 +34,7 @@ def from_config(name: str) -> nn.Module:
             make = getattr(model_class, "from_config", model_class)  # AutoModel..., or the class itself
             model: nn.Module = make(config)
     except Exception as error:  # whatever a constructor raises for sizes that it cannot take
-        raise ValueError(f"{name} describes no model that can be built: {_reason(error)}") from error
+        raise ValueError(f"{name} describes a model that cannot be built: {_reason(error)}") from error
     return model
 
 
@@ -55,8 +55,8 @@ def from_checkpoint(name: str) -> nn.Module:
     try:
         model, loaded = model_class.from_pretrained(name, dtype="auto", local_files_only=True, output_loading_info=True)
     except Exception as error:  # OSError, SafetensorError, RuntimeError, ...: one per format
-        raise ValueError(f"{name} has no weights that can be read: {error}") from None
-    for keys, problem in (("missing_keys", "lack"), ("unexpected_keys", "hold, and its configuration has not,")):
+        raise ValueError(f"{name} has no readable weights: {error}") from None
+    for keys, problem in (("missing_keys", "lack"), ("unexpected_keys", "have, unlike its configuration,")):
         if loaded[keys]:
             raise ValueError(f"the weights of {name} {problem} {', '.join(sorted(loaded[keys])[:5])}")
     assert isinstance(model, nn.Module)
@@ -73,7 +73,7 @@ def _read_config(name: str) -> tuple[Any, Any]:
     try:
         config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # ValueError, OSError, KeyError, StrictDataclassError, ...: one per thing to be wrong
-        raise ValueError(f"{path} is no configuration that transformers knows: {_reason(error)}") from None
+        raise ValueError(f"{path} is not a configuration known to transformers: {_reason(error)}") from None
     if not config.architectures:
         return config, transformers.AutoModelForCausalLM
     model_class = getattr(transformers, architecture := config.architectures[0], None)

@@ -24,7 +24,7 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument
     add("--widths", nargs="+", type=options.count, default=[32, 64, 128], help="of the small models, three or more")
     add("--to-width", type=options.count, required=True, metavar="N", help="width of the model to predict the loss of")
-    help = "tokens to train each model on, for each of its parameters; the steps follow from it"
+    help = "training tokens per parameter of each model; the steps follow from it"
     add("--tokens-per-parameter", type=options.positive, default=20.0, metavar="N", help=help)
     help = "seeds per small model; the interval needs four runs in all, and is narrow with three seeds"
     add("--seeds", type=options.count, default=3, help=help)

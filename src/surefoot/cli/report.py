@@ -33,7 +33,7 @@ def add_to(commands: options.Commands) -> None:
     help = "make the table and the picture of a run directory again, finished or not"
     parser = options.command(commands, "report", run, help, _EXAMPLES)
     runs: Any = {"type": options.path, "nargs": "+", "metavar": "RUN"}
-    parser.add_argument("directories", help="what transfer, ladder, compare, train or coordcheck wrote to", **runs)
+    parser.add_argument("directories", help="run directory of transfer, ladder, compare, train or coordcheck", **runs)
     help = "write an interactive page; several runs stand side by side"
     parser.add_argument("--html", action="store_true", help=help)
     help = "where the page is written (default: RUN/report.html, of several runs ./report.html)"
@@ -41,8 +41,8 @@ def add_to(commands: options.Commands) -> None:
     options.add_json(parser)
     help = "show run directories in the browser while runs go on; on this machine only, reads only"
     watching = options.command(commands, "watch", watch, help, _WATCHING)
-    watching.add_argument("directories", help="what transfer, train, ... write to", **runs)
-    watching.add_argument("--port", type=options.natural, default=8573, help="0: any that is free")
+    watching.add_argument("directories", help="run directory of transfer, train, ...", **runs)
+    watching.add_argument("--port", type=options.natural, default=8573, help="0: any free one")
     watching.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
@@ -107,7 +107,7 @@ def show(directory: Path, arguments: argparse.Namespace) -> None:
     said = json.dumps(summary, indent=2, allow_nan=False) if arguments.json else kind.statement(summary)
     print(said, file=arguments.stdout, flush=True)
     if not os.access(directory, os.W_OK):
-        no = "no picture: it may only be read; --html --out PATH writes a page elsewhere"
+        no = "no picture: it is read-only; --html --out PATH writes a page elsewhere"
         print(f"surefoot: {directory}: {no}", file=sys.stderr)
     elif picture := report.draw(directory):
         print(f"\npicture: {picture}")

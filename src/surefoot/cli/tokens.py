@@ -25,16 +25,16 @@ def add_to(commands: options.Commands) -> None:
     add = parser.add_argument
     help = "text file or folder, .jsonl, .parquet, or hf:NAME or hf:NAME:CONFIG, a data set of the Hugging Face hub"
     add("source", metavar="IN", nargs="?", help=help)
-    add("out", metavar="OUT", type=options.path, help="folder to write, gone on with if it was interrupted")
-    add("--vocab", type=options.count, help="train a byte-level BPE vocabulary of so many tokens")
+    add("out", metavar="OUT", type=options.path, help="folder to write, resumed if it was interrupted")
+    add("--vocab", type=options.count, help="train a byte-level BPE vocabulary of N tokens")
     add("--tokenizer", metavar="FILE", help="a tokenizer.json, in place of training one")
     help = "header: 256 int32 (magic, version, count) before the tokens; raw: uint16 tokens alone, as nanoGPT has them"
     add("--layout", choices=["header", "raw"], default="header", help=help)
-    add("--field", default="text", help="name of the text in lines, rows and data sets")
-    add("--shard-tokens", type=options.count, default=100_000_000, help="tokens of a file")
-    help = "one document in so many is for validation, chosen by its text"
+    add("--field", default="text", help="the text's field in lines, rows and data sets")
+    add("--shard-tokens", type=options.count, default=100_000_000, help="tokens per file")
+    help = "one document in N is for validation, chosen by its text"
     add("--validation-one-in", type=options.count, default=100, metavar="N", help=help)
-    add("--limit", type=options.count, metavar="N", help="stop after so many documents")
+    add("--limit", type=options.count, metavar="N", help="stop after N documents")
     add("--verify", action="store_true", help="only compare the files of OUT with their digests")
     options.add_json(parser)
 

@@ -29,7 +29,7 @@ def add_to(commands: options.Commands) -> None:
     options.add(parser, "lr", type=options.rate)
     options.add(parser, "average", "seed")
     options.add_training(parser)
-    help = "where validation batches are from: the validation split of another source, as for --data"
+    help = "source of validation batches: the validation split of other data, as for --data"
     add("--eval-data", metavar="PATH", help=help)
     add("--out", type=options.path, default=Path("runs/train"), help="run directory, resumed if it exists")
     help = "where to start: at the newest sound checkpoint of the run directory; never: at step 0, in a directory "
@@ -37,16 +37,16 @@ def add_to(commands: options.Commands) -> None:
     add("--resume", dest="start", type=_start, default="auto", metavar="auto|never|PATH", help=help)
     add("--checkpoint-every", type=options.count, default=100, help="steps between checkpoints")
     add("--keep", type=options.count, default=2, help="how many of the newest checkpoints are kept")
-    help = "keep the one with the lowest validation loss, too, of those saved at an evaluation (--eval-every)"
+    help = "also keep the one with the lowest validation loss of those saved at an evaluation (--eval-every)"
     add("--keep-best", action="store_true", help=help)
     add("--async-checkpoints", action="store_true", help="under torchrun: write checkpoints while training goes on")
     add("--log-every", type=options.count, default=10, help="steps between lines of the log")
     add("--eval-every", type=options.natural, default=0, help="steps between evaluations; 0: only at the end")
-    help = "natural norm that a layer without a bound is warned of (--stabiliser bounds it)"
+    help = "warn of unbounded layers above this natural norm (--stabiliser bounds them)"
     add("--norm-limit", type=options.positive, default=LIMIT, metavar="NORM", help=help)
     add("--tensorboard", action="store_true", help="write scalars to tensorboard/ in the run directory")
     add("--wandb", action="store_true", help="log to Weights & Biases; in the run directory, unless WANDB_MODE is set")
-    help = "FLOPs per second that one device could reach, for its utilisation (default: known of H100, H200, A100)"
+    help = "peak FLOPs per second of one device, for its utilisation (default: known of H100, H200, A100)"
     add("--peak-flops", type=options.positive, metavar="FLOPS", help=help)
     _add_layout(parser)
     options.add_json(parser)
@@ -59,8 +59,8 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
     add("--mesh", metavar="AXIS=N,...", help=help)
     help = "under torchrun: how long a process waits for another before it ends with an error"
     add("--timeout", type=options.positive, default=10.0, metavar="MINUTES", help=help)
-    add("--accumulate", type=options.count, default=1, metavar="N", help="forward and backward passes a step")
-    help = "compute activations of a block again in the backward pass (less memory)"
+    add("--accumulate", type=options.count, default=1, metavar="N", help="forward and backward passes per step")
+    help = "recompute a block's activations in the backward pass (less memory)"
     add("--recompute", action="store_true", help=help)
     add("--compile", action="store_true", help="compile forward and backward (a minute at the start)")
     add("--threads", type=options.count, help="CPU threads (default: torch's own choice)")

@@ -45,11 +45,11 @@ def add_to(commands: options.Commands) -> None:
     for axis in AXES.values():
         lists.add_argument(flag(axis.values), nargs="+", type=options.count, metavar="N", help=_LISTS[axis.name])
     for axis in AXES.values():
-        help = f"with {flag(axis.values)}: number of {_UNITS[axis.name]} to read the law off at"
+        help = f"with {flag(axis.values)}: number of {_UNITS[axis.name]} at which to read the law"
         add(flag(axis.target), type=options.count, metavar="N", help=help)
     add("--seeds", type=options.count, default=1, help="seeds per width and rate; three give intervals")
     add("--rates", nargs="+", type=options.exponent, metavar="LOG2", help="log2 learning rates, in place of a search")
-    add("--budget", type=options.count, help="rates per width that the search may take (default: 8)")
+    add("--budget", type=options.count, help="most rates per width in the search (default: 8)")
     options.add_sweep(parser, "runs/transfer")
 
 
@@ -69,11 +69,11 @@ def axis_of(arguments: argparse.Namespace) -> Axis | None:
     axis = next((axis for axis in AXES.values() if getattr(arguments, axis.values)), None)
     for other in AXES.values():
         if other is not axis and getattr(arguments, other.target) is not None:
-            raise ValueError(f"{flag(other.target)} needs {flag(other.values)}, the values that its law goes through")
+            raise ValueError(f"{flag(other.target)} needs {flag(other.values)}, the values to fit its law to")
     if axis is None:
         return None
     if axis.setting in arguments.given:
-        raise ValueError(f"{flag(axis.setting)} beside {flag(axis.values)}, which gives it: leave one out")
+        raise ValueError(f"{flag(axis.setting)} conflicts with {flag(axis.values)}, which sets it: leave one out")
     if len(arguments.widths or ()) > 1:
         widths = " ".join(map(str, arguments.widths))
         raise ValueError(f"{flag(axis.values)} is for one width: give one of --widths {widths}")
@@ -112,7 +112,7 @@ def configure(arguments: argparse.Namespace) -> SweepConfig | Extrapolation:
     # The search extends by itself: where it starts saves time and decides nothing.
     centres = {name: centre(name, Run(arguments.steps, arguments.batch_size * arguments.context)) for name in recipes}
     if arguments.rates and arguments.budget:
-        raise ValueError("--budget beside --rates, which are all that are run: leave one out")
+        raise ValueError("--budget is for a search, --rates replace it: leave one out")
     search = Grid(tuple(arguments.rates)) if arguments.rates else Bracket(centres, arguments.budget or 8)
     if axis is None:
         usual = (PUBLISHED[arguments.model].width,) if arguments.model in PUBLISHED else WIDTHS

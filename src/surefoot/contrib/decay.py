@@ -92,7 +92,7 @@ class IndependentDecay(WeightDecay):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rate > 1:
-            raise ValueError(f"IndependentDecay takes at most the whole weight: its rate is at most 1, not {self.rate}")
+            raise ValueError(f"IndependentDecay's rate must be at most 1, the whole weight, not {self.rate}")
 
     def part(self, w: Tensor, eta: Eta) -> Tensor:
         """rate, where eta is not 0."""

@@ -61,7 +61,7 @@ class RadialBrake(Changed):
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep <= 1:
-            raise ValueError(f"RadialBrake keeps a part from 0 to 1 of the outward movement, not {self.keep}")
+            raise ValueError(f"RadialBrake's keep must be from 0 to 1, not {self.keep}")
 
     def take(self, w: Tensor, m: Tensor, active: Tensor | float, memory: State) -> Taken:
         """The direction, then the brake, over the whole weight of each problem's matrix."""

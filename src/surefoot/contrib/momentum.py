@@ -51,7 +51,7 @@ class ScheduledMomentum(Smoothing):
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.points]
         if not steps or min(steps) < 0 or any(b <= a for a, b in pairwise(steps)):
-            raise ValueError(f"ScheduledMomentum takes points (step, pair) with ascending steps from 0 on, not {steps}")
+            raise ValueError(f"ScheduledMomentum's points (step, pair) need ascending steps from 0, not {steps}")
 
     def init_state(self, w: Tensor) -> State:
         """Zeros like w, and a step count."""

@@ -145,18 +145,18 @@ def describe_unplaced(model: nn.Module, names: list[str], ran: bool) -> str:
         maker = f"a parametrization ({', '.join(type(part).__name__ for part in owner)})"
         undo = "parametrize.remove_parametrizations(layer, 'weight')"
     if maker:
-        remedy = f"{maker} makes the layer's weight of it, so that no norm of it is the weight's. Undo it, torch."
-        remedy += f"nn.utils.{undo}: a stabiliser bounds the weight itself; or say overrides=[({name!r}, 'scalar')]"
+        remedy = f"{maker} computes the layer's weight from it, so its norm is not the weight's. Undo it, torch."
+        remedy += f"nn.utils.{undo}: a stabiliser bounds the weight itself; or give overrides=[({name!r}, 'scalar')]"
     else:
         stack = "'experts')] for a stack (E, out, in), and then 'router' for the matrix (E, d) beside it"
         kind = "'linear')] for an (out, in) matrix" if len(shapes[name]) == 2 else stack
         seen = "Plan.of(model, inputs=...) sees how a matrix is multiplied; or "
         if ran:
-            seen = "The forward pass does not multiply it, does so from both sides, feeds the heads of attention with "
+            seen = "The forward pass does not multiply it, multiplies it from both sides, feeds attention heads with "
             seen += "its matrices one by one, or it may be the head, 'head': "
-        remedy = f"no rule knows the module. {seen}say what it is, overrides=[({name!r}, {kind}, "
-        remedy += "'scalar' for what acts entry by entry, 'bias' for what is added, 'positions' for a table of rows, "
-        remedy += "'tied_positions' if these are added to those of a table that is the head, too; or a Role"
+        remedy = f"no rule knows the module. {seen}name its role, overrides=[({name!r}, {kind}, "
+        remedy += "'scalar' if it acts entry by entry, 'bias' if it is added, 'positions' for a table of rows, "
+        remedy += "'tied_positions' if these are added to rows of a table that is also the head; or a Role"
     return f"cannot place {each}: {remedy}; or freeze it with requires_grad_(False)"
 
 
@@ -188,7 +188,7 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None, said: bool) ->
     declared = next((getattr(module, declaring) for module in unwrapped if hasattr(module, declaring)), None)
     given, why = dict[str, nn.Module | None](), "LM head, as given"
     if isinstance(head, nn.Module):
-        raise ValueError(f"head is a layer's name, or names, not the {type(head).__name__} itself")
+        raise ValueError(f"head must be a layer's name, or names, not the {type(head).__name__}")
     if head is not None:
         names = (head,) if isinstance(head, str) else head
         given = {f"head={name!r}": by_plain_name(modules, name) for name in names}
@@ -221,7 +221,7 @@ def _lm_heads(model: nn.Module, head: str | Sequence[str] | None, said: bool) ->
     if said:
         return {}
     problem = f"{', '.join(candidates)} could each be" if candidates else "no Linear(d, V) beside Embedding(V, d) is"
-    remedy = "give the model a get_output_embeddings() that returns it, or say head=() if this is no language model"
+    remedy = "give the model a get_output_embeddings() that returns it, or head=() if this is no language model"
     name = "name it with head='path.to.module' (surefoot audit --head)"
     raise ValueError(f"{problem} the LM head; {name}, {remedy}")
 

@@ -109,7 +109,7 @@ class Kind:
             what = f"the fan-in of a transposed convolution of stride {stride}"
             given = f"TransposedConvSpectral(stride={stride}), view=views.{role.view!r}, initial=LinearNormal({stride})"
             remedy = f"a recipe such as steady or muon, or override it with Role({role.name!r}, {given})"
-            raise ValueError(f"{what} is known to Spectral() only, not {geometry}: take {remedy}")
+            raise ValueError(f"only Spectral() knows {what}, not {geometry}: take {remedy}")
         return replace(role, geometry=TransposedConvSpectral(geometry.method, stride), initial=LinearNormal(stride))
 
 

@@ -46,7 +46,7 @@ def per_head(head_dim: int) -> Callable[[Role], Role]:
     [((4, 4, 8),), ((4, 4),)]
     """
     if type(head_dim) is not int or head_dim < 1:
-        raise ValueError(f"head_dim is a positive whole number of rows, not {head_dim!r}")
+        raise ValueError(f"head_dim must be a positive integer, not {head_dim!r}")
     return lambda role: replace(role, view=PerHead(head_dim, role.view.whole))
 
 
@@ -68,7 +68,7 @@ def match(model: nn.Module, overrides: Sequence[Override]) -> dict[str, tuple[Ch
     for override in overrides:
         where, change = override if isinstance(override, tuple | list) and len(override) == 2 else (None, None)
         if not (isinstance(where, str) or callable(where)):
-            wanted = "overrides is a list of pairs (where, change), [('weight', 'linear')], where being"
+            wanted = "overrides must be pairs (where, change), as [('weight', 'linear')], with where"
             raise ValueError(f"{wanted} a pattern, a module or a function of (name, parameter), not {override!r}")
         label = where if isinstance(where, str) else getattr(where, "__name__", type(where).__name__)
         if isinstance(change, type) or not (isinstance(change, str | Role) or callable(change)):
@@ -106,9 +106,7 @@ def overrides(search: Search, kinds: Kinds) -> Kinds:
         elif kind:
             found[name] = replace(kind, why=f"{why}, a function of what was found: {kind.why}", override=override)
         elif name in kinds and search.parameters[name].requires_grad:
-            raise ValueError(
-                f"{name}: the override is a function of the role found, but none was; give a name or a Role"
-            )
+            raise ValueError(f"{name}: no role was found for the override's function; give a role's name or a Role")
     return found
 
 

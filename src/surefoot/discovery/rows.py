@@ -100,8 +100,8 @@ def uses_of(model: nn.Module, weights: Iterable[nn.Parameter], inputs: Any) -> d
             run(*(arguments if isinstance(arguments, tuple) else (arguments,)), **named)
     except Exception as error:  # whatever a model of the user's raises
         what = f"a forward pass on shapes alone failed ({type(error).__name__}: {error})"
-        remedy = "give what the model is called with, a tuple for several arguments, and the model before fully_shard; "
-        remedy += "or leave inputs out and say what is missing by overrides"
+        remedy = "give the arguments of the model's forward, several as a tuple, and plan before fully_shard; "
+        remedy += "or leave inputs out and name missing roles by overrides"
         raise ValueError(f"inputs=...: {what}; {remedy}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -63,7 +63,7 @@ def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
     if name in search.changes:
         return None
     described = ", ".join(f"{use}: {kind.name if kind else 'unknown'}" for use, kind in uses.items())
-    raise ValueError(f"one parameter has two roles ({described}); give it one with an override")
+    raise ValueError(f"one parameter has two roles ({described}); choose one by an override")
 
 
 def tied_kind(search: Search, name: str, names: str) -> Kind:
@@ -72,9 +72,9 @@ def tied_kind(search: Search, name: str, names: str) -> Kind:
     multiplier, d = getattr(search.model, "output_multiplier", None), search.parameters[name].shape[-1]
     multiplied = isinstance(multiplier, float | int) and 0.25 <= multiplier * d <= 4
     if policy == "error":
-        raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or say tied='head'")
+        raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or give tied='head'")
     if policy == "embedding" and not multiplied:
-        remedy = f"say so in an attribute output_multiplier, here {multiplier}; without it say tied='head'"
+        remedy = f"set its attribute output_multiplier, here {multiplier}; otherwise give tied='head'"
         what = f"rows of RMS 1 make logits of size d = {d}, so the model must multiply them by 1/d"
         raise ValueError(f"tied='embedding' for {names}: {what} and {remedy}")
     if policy == "embedding" or (policy is None and multiplied):
@@ -88,7 +88,7 @@ def _refuse_overlaps(parameters: Mapping[str, nn.Parameter]) -> None:
     for name, p in parameters.items():
         address = p.data_ptr()  # 0 on the meta device, of an empty one, of a subclass around a tensor, as DTensor
         if address and (other := owners.setdefault(address, name)) != name:
-            raise ValueError(f"{other} and {name} are two parameters over one memory; to tie them, assign one to both")
+            raise ValueError(f"{other} and {name} are two parameters sharing memory; to tie them, assign one to both")
 
 
 def added(search: Search, kinds: Kinds) -> Kinds:

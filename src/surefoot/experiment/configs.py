@@ -68,7 +68,7 @@ def kind_of(directory: Path) -> tuple[str, dict[str, Any]]:
     kinds |= {"method": "coordcheck"}
     kind = config.pop("kind", None) or next((kind for key, kind in kinds.items() if key in config), None)
     if kind not in KINDS:
-        raise ValueError(f"{path} is of no run of transfer, ladder, compare, train or coordcheck")
+        raise ValueError(f"{path} is not from transfer, ladder, compare, train or coordcheck")
     return kind, config
 
 
@@ -151,7 +151,7 @@ def claimed(directory: Path, kind: str, config: Mapping[str, Any], data: str) ->
         OSError: a file cannot be written.
     """
     if directory.is_file():
-        message = f"{directory} is a file, where a run needs a directory: choose another name"
+        message = f"{directory} is a file, but a run needs a directory: choose another name"
         raise with_remedy(ValueError(message), OtherDirectory())
     directory.mkdir(parents=True, exist_ok=True)
     wanted, begun = json.loads(dumps({"kind": kind, **config})), (directory / CONFIG).exists()

@@ -197,7 +197,7 @@ def evaluate(records: Sequence[Record], band: float = BAND) -> dict[str, Any]:
     names = list(records[0]["start"])
     for record in records:
         if differing := set(names) ^ set(record["start"]):
-            text = f"the model has other layers at width {record['width']} than at {records[0]['width']}"
+            text = f"the model's layers differ between widths {record['width']} and {records[0]['width']}"
             raise ValueError(f"{text}: {', '.join(sorted(differing))}; a coordinate check compares like layers")
     layers = [{"layer": name, **{q: _slope(records, q, name, band) for q in QUANTITIES}} for name in names]
     passes = all(layer[quantity]["status"] in ("inside", "zero") for layer in layers for quantity in QUANTITIES)

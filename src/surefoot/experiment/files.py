@@ -136,7 +136,7 @@ def _parse(path: Path, kinds: Kinds) -> tuple[list[Record], int]:
         values = record or {}
         wrong = ", ".join(key for key, kind in kinds.items() if not isinstance(values.get(key, ...), kind))
         if record is None or wrong:
-            fault = "is not a JSON object" if record is None else f"has no {wrong} that can be read"
+            fault = "is not a JSON object" if record is None else f"has no valid {wrong}"
             raise ValueError(f"{path}, line {number} {fault}: repair or remove this line")
         records.append(record)
     return records, sum(map(len, lines))

@@ -159,7 +159,7 @@ class NormalisedRows(Changed):
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
-            raise ValueError(f"NormalisedRows keeps a fraction in [0, 1) of its rows' mean squares, not {self.beta}")
+            raise ValueError(f"NormalisedRows's beta must lie in [0, 1), not {self.beta}")
 
     def init_memory(self, w: Tensor) -> State:
         """Zeros, one for each row."""
@@ -258,7 +258,7 @@ class StreamingSpectral(Adaptive):
         if not isinstance(self.norm_of, Spectral):
             raise ValueError(f"StreamingSpectral takes the direction of a spectral norm, not of {self.norm_of}")
         if self.iterations < 1:
-            raise ValueError(f"StreamingSpectral takes at least 1 iteration, not {self.iterations}")
+            raise ValueError(f"StreamingSpectral needs at least 1 iteration, not {self.iterations}")
 
     def init_memory(self, w: Tensor) -> State:
         """The identity on the smaller side of each matrix."""

@@ -71,7 +71,7 @@ class SteepestDescentContainer(OptimizersContainer):
     def __init__(self, config: Config, *, model_parts: list[nn.Module]) -> None:
         theirs = OptimizersContainer.Config()
         if ignored := [f.name for f in fields(theirs) if getattr(config, f.name) != getattr(theirs, f.name)]:
-            raise ValueError(f"{', '.join(ignored)}: of torchtitan's own optimizers; say lr or run, plan and seed")
+            raise ValueError(f"{', '.join(ignored)}: for torchtitan's own optimizers; give lr or run, plan and seed")
         self.model_parts = model_parts
         self.optimizers: list[SteepestDescent] = []
         self._by_law: bool = config.lr is None
@@ -101,4 +101,4 @@ class SteepestDescentContainer(OptimizersContainer):
         for optimizer in self.optimizers if self._by_law else ():
             now = optimizer.defaults["lr"]
             if (then := optimizer.param_groups[0].get("initial_lr", now)) != now:
-                raise ValueError(f"the run was begun at lr={then}, which the law now has as {now}: give the former")
+                raise ValueError(f"the run began at lr={then}, but the law now gives {now}: give lr={then}")

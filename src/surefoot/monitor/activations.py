@@ -210,7 +210,7 @@ def _modules(model: nn.Module, names: list[str], source: str) -> dict[str, nn.Mo
     try:
         return {name: model.get_submodule(name) for name in names}
     except AttributeError as error:
-        raise ValueError(f"{source} has no such module: {error}; it is to be a model") from None
+        raise ValueError(f"{source} has no such module: {error}; is it a model?") from None
 
 
 @dataclass(frozen=True)

@@ -97,22 +97,22 @@ def _(lr: float, weight_decay: float, d_in: int, d_out: int) -> Setting:  # type
 def _checked(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, dict[str, Any]]:
     """The group of each of AdamW's parameters, which are the model's; ValueError for any other, by name."""
     if isinstance(optimizer, torch.optim.NAdam | torch.optim.RAdam):
-        raise ValueError(f"how long {type(optimizer).__name__}'s steps are is not known here, of AdamW and Adam it is")
+        raise ValueError(f"from_adamw reads AdamW or Adam, not {type(optimizer).__name__}: its step length is unknown")
     names = {p: name for name, p in model.named_parameters()}
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     if foreign := [p for p in groups if p not in names]:
         what = f"the optimizer has a parameter of shape {tuple(foreign[0].shape)} that is not the model's"
-        remedy = "give the model that it was made of; a wrapper that replaces parameters comes before it"
+        remedy = "pass the model it was made from; a wrapper that replaces parameters must come first"
         raise ValueError(f"{what}: {remedy}")
     if late := [name for p, name in names.items() if p.requires_grad and p not in groups]:
-        raise ValueError(f"{late[0]} is trainable, and not among the optimizer's: freeze it, or add it to AdamW first")
+        raise ValueError(f"{late[0]} is trainable but not in the optimizer: freeze it, or add it to AdamW first")
     if len({bool(group.get("maximize")) for group in groups.values()}) > 1:
-        raise ValueError("some of the optimizer's groups maximize and some do not, which the roles of a plan cannot")
+        raise ValueError("the optimizer's groups differ in maximize, and a plan's roles cannot: make them equal")
     for p, group in groups.items():
         state = optimizer.state.get(p) or dict.fromkeys(_KEPT if "betas" in group else ())  # before a first step
         if missing := [key for key in _KEPT if key not in state]:
-            remedy = "of another method load the weights alone, SteepestDescent(model, plan, lr=...)"
-            what = f"{type(optimizer).__name__} keeps no {missing[0]!r} of {names[p]}"
+            remedy = "after another method, keep the weights alone: SteepestDescent(model, plan, lr=...)"
+            what = f"{type(optimizer).__name__} keeps no {missing[0]!r} for {names[p]}"
             raise ValueError(f"{what}: from_adamw reads torch.optim.AdamW or Adam; {remedy}")
     return groups
 
@@ -158,7 +158,7 @@ def _rates(plan: Plan, trained: Mapping[str, Tensor], histories: Histories) -> d
                 logs.setdefault(key, []).append(math.log(ratio))
     if not logs:
         remedy = "give lr=..., or call from_adamw after a step, before the schedule has ended"
-        raise ValueError(f"how long AdamW's steps are is not known: it has taken none, or its rate is 0 now; {remedy}")
+        raise ValueError(f"AdamW's step length is unknown: it has taken no step, or its rate is 0 now; {remedy}")
     return {role: math.exp(fmean(own)) for role, own in logs.items()} | dict.fromkeys(resting, 0.0)
 
 
@@ -168,8 +168,8 @@ def _resting(plan: Plan, histories: Histories) -> set[str]:
     for name in still if len(still) < len(histories) else ():
         role = plan[name].role.name
         if moving := [other for other in histories.keys() - still if plan[other].role.name == role]:
-            what = f"AdamW's rate of {name} is 0, and of {min(moving)}, {role} as well, not"
-            raise ValueError(f"{what}: freeze it, or give lr")
+            what = f"AdamW's rate is 0 for {name} but not for {min(moving)}, both {role}"
+            raise ValueError(f"{what}: freeze {name}, or give lr")
     return {plan[name].role.name for name in still}
 
 
@@ -217,4 +217,4 @@ def _announce_cuts(plan: Plan, trained: Mapping[str, Tensor]) -> None:
             over = max(zip(norms, bounds, strict=True), key=lambda pair: pair[0] / pair[1])
             cut += [f"{name} from {over[0]:.3g} to {over[1]:.3g}"] if over[0] > over[1] else []
     if cut:
-        _log.warning(f"the first step cuts norms down: {', '.join(cut)}; plan.relative_to(model) bounds them by theirs")
+        _log.warning(f"the first step cuts norms: {', '.join(cut)}; plan.relative_to(model) scales the bounds to them")

@@ -89,7 +89,7 @@ def _by_parameter(before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
     """`before` under the parameters' own names; it may also hold buffers and frozen parameters."""
     known = {name: w for name in parameters if (w := by_plain_name(before, name)) is not None}
     if before and not known:
-        raise ValueError(f"before has no parameter of this optimizer, but {', '.join([*before][:3])}")
+        raise ValueError(f"before names no parameter of this optimizer, only {', '.join([*before][:3])}")
     for name, w in known.items():
         if w.shape != (shape := parameters[name].shape):
             raise ValueError(f"before has {name} with shape {tuple(w.shape)}, the parameter has {tuple(shape)}")

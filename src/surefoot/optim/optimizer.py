@@ -263,7 +263,7 @@ class SteepestDescent(Optimizer):
             ValueError: a parameter that is not this optimizer's.
         """
         if foreign := [p for p in factors if p not in self._known or not p.requires_grad]:
-            raise ValueError(f"a parameter of shape {tuple(foreign[0].shape)} to be scaled is not this optimizer's")
+            raise ValueError(f"scale_: this optimizer does not train a parameter of shape {tuple(foreign[0].shape)}")
         for p, factor in factors.items():
             (self._sharding.scale_ if self._sharding else Tensor.mul_)(p, factor)
 

@@ -34,10 +34,10 @@ Known = Mapping[Tensor, tuple[str, Placement]]
 ROUNDING = 1e-12
 """How far below 0 rounding may take the end of a learning-rate schedule."""
 
-_RESIZED = "resize first, then make plan and optimizer; FullyShardedDataParallel flattens weights, take fully_shard"
-_NOTHING = "nothing moves: no parameter of the optimizer has a gradient; make it after the model is copied or wrapped"
+_RESIZED = "resize before making plan and optimizer; use fully_shard, as FullyShardedDataParallel flattens weights"
+_NOTHING = "nothing moves: no parameter of the optimizer has a gradient; copy or wrap the model before making it"
 _ANEW = "load the model's weights alone and start with a new optimizer"
-_THEN = "continue it with the version of surefoot that saved it"
+_THEN = "resume with the version of surefoot that saved it"
 
 
 def grouped(
@@ -49,9 +49,9 @@ def grouped(
     """
     refuse_settings(others.keys())
     if not isinstance(plan, Plan | None):
-        raise ValueError(f"plan is a Plan, as Plan.of(model, recipe) makes one, not {plan!r}")
+        raise ValueError(f"plan must be a Plan, such as Plan.of(model, recipe), not {plan!r}")
     if run is not None and (plan is not None or not isinstance(params, nn.Module)):
-        raise ValueError("run=... is for a model without a plan: say it to the plan, Plan.of(model, recipe, run=run)")
+        raise ValueError("run=... needs a model without a plan: give it to the plan, Plan.of(model, recipe, run=run)")
     if isinstance(params, nn.Module):
         plan = plan or Plan.of(params, run=run)
         every, params = params.named_parameters(remove_duplicate=False), dict(params.named_parameters()).items()
@@ -63,7 +63,7 @@ def grouped(
         return params, unplaced, None
     for named in params:
         if not (isinstance(named, tuple) and len(named) == 2 and isinstance(named[0], str)):
-            raise ValueError("with a plan, pass the model or its named_parameters(): the plan goes by names")
+            raise ValueError("a plan goes by names: pass the model or its named_parameters()")
         name, p = named
         if not p.requires_grad and by_plain_name(plan.placements, name) is None:
             unplaced[p] = name
@@ -79,7 +79,7 @@ def grouped(
 def refuse_shape(p: Tensor, name: str, placement: Placement) -> None:
     """Raise ValueError for a parameter whose shape differs from the plan's."""
     if p.shape != placement.shape:
-        raise ValueError(f"{name} has shape {tuple(p.shape)}, the plan has it with {placement.shape}: {_RESIZED}")
+        raise ValueError(f"{name} has shape {tuple(p.shape)}, but {placement.shape} in the plan: {_RESIZED}")
 
 
 def refuse_step(groups: list[Group], unplaced: Mapping[Tensor, str], known: Known, precision: Precision) -> None:
@@ -96,7 +96,7 @@ def refuse_step(groups: list[Group], unplaced: Mapping[Tensor, str], known: Know
     if late := [name for p, name in unplaced.items() if p.grad is not None]:
         remedy = f"make the optimizer with Plan.of(model, overrides=[({late[0]!r}, 'linear')])"
         remedy += ", or freeze it again and set its grad to None"
-        raise ValueError(f"{late[0]} was frozen when the optimizer was made, and has a gradient but no role: {remedy}")
+        raise ValueError(f"{late[0]} has a gradient but no role: it was frozen when the optimizer was made; {remedy}")
 
 
 def with_names(params: Any, number: int) -> Any:
@@ -118,7 +118,7 @@ def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
         if lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         if lr.is_complex() or lr.dtype == torch.bool:
-            raise ValueError(f"Invalid learning rate: {lr}; it is a real number, not {lr.dtype}")
+            raise ValueError(f"Invalid learning rate: {lr}; it must be real, not {lr.dtype}")
         if not device.on_cpu(lr):
             return lr.detach().reshape(()).to(torch.promote_types(lr.dtype, torch.float32))
     return float(lr.detach() if isinstance(lr, Tensor) else lr)
@@ -164,9 +164,9 @@ def replaced(groups: list[Group], known: Known, states: Mapping[Tensor, Any]) ->
         own = group.get("param_names", [])
         old = before.get(own[i]) if i < len(own) else None  # no name: appended
         if old is None or states.get(old):
-            what = f"a parameter of shape {tuple(p.shape)} was put into a group after the optimizer was made"
-            remedy = "wrap the model before its first step, make the optimizer from named_parameters()"
-            raise ValueError(f"{what}: {remedy}; a new one: add_param_group")
+            what = f"a group holds a parameter of shape {tuple(p.shape)} unknown to the optimizer"
+            remedy = "wrap the model before the first step and make the optimizer from named_parameters()"
+            raise ValueError(f"{what}: {remedy}; add a new one with add_param_group")
         found[p] = old
     return found
 
@@ -181,7 +181,7 @@ def place(group: Group, role: str | Role | None, known: Known) -> list[Placement
     if alike and [placement.digest for placement in before] == group.get("plan"):
         return before
     if role is None:
-        found = "pass the model in place of its parameters, whose roles are found then: SteepestDescent(model, lr=...)"
+        found = "pass the model instead, to have roles found: SteepestDescent(model, lr=...)"
         raise ValueError(f"a parameter group needs a role, {{'params': [...], 'role': 'linear'}}; or {found}")
     rule, placements = by_name(role), []
     for p in group["params"]:
@@ -209,17 +209,17 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
         where = f"parameter group {index} ({ours['role']}) of the checkpoint"
         if (version := theirs.get("format")) not in (2, FORMAT):
             remedy = f"{_THEN}, or {_ANEW}" if version else f"it is another optimizer's; {_ANEW}"
-            raise ValueError(f"{where} is not SteepestDescent's format {FORMAT} but {version}: {remedy}")
+            raise ValueError(f"{where} has format {version}, not SteepestDescent's {FORMAT}: {remedy}")
         _check_kinds(f"'s parameter group {index}", {**ours, "params": None, **theirs})
         refuse_rate({**ours, **theirs})
         if (then := theirs.get("run")) != (now := ours.get("run")):
-            remedy = f"make it with {f'run={then}' if then else 'lr=... alone'}, as it was saved, or {_ANEW}"
-            raise ValueError(f"{where} is of {then or 'no run'}, the optimizer of {now or 'no run'}: {remedy}")
+            remedy = f"make the optimizer with {f'run={then}' if then else 'lr=... alone'}, or {_ANEW}"
+            raise ValueError(f"{where} has {then or 'no run'}, the optimizer {now or 'no run'}: {remedy}")
         if (then := len(theirs["params"])) != (now := len(ours["params"])):
             alone = {*theirs.get("param_names", ())} ^ {*ours.get("param_names", ())}
-            which = f"; {min(alone)} is in one of them only" if alone else ""
-            why = f"saved for another model, or by 0.2.0, without frozen parameters; {_ANEW}"
-            raise ValueError(f"{where} has {then} parameters, and there are {now} in the optimizer{which}: {why}")
+            which = f"; only one of them has {min(alone)}" if alone else ""
+            why = f"it is of another model, or of 0.2.0, without frozen parameters; {_ANEW}"
+            raise ValueError(f"{where} has {then} parameters, the optimizer has {now}{which}: {why}")
         _refuse_other_plan(theirs, ours, known, saved["state"], where)
         parameters |= zip(theirs["params"], ours["params"], strict=True)
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
@@ -236,9 +236,9 @@ def _refuse_other_plan(theirs: Group, ours: Group, known: Known, states: Mapping
         if then != (now := placement.digest) and not (theirs["format"] == 2 and then == _digest_2(placement)):
             averages = [states.get(index, {}).get(key) for key in placement.role.momentum.averages]
             shape = next((tuple(x.shape) for x in averages if isinstance(x, Tensor) and x.shape != p.shape), None)
-            what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"saved under another plan ({then}, {now})"
-            made = "recipe and overrides, of parameters in that order, after relative_to of those weights"
-            remedy = _ANEW if shape else f"make it as that one was ({made}), or {_THEN}"
+            what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"is of another plan ({then}, here {now})"
+            made = "the same recipe, overrides, order of parameters and weights in relative_to"
+            remedy = _ANEW if shape else f"make the plan as it was ({made}), or {_THEN}"
             raise ValueError(f"{name} in {where} {what}: {remedy}")
 
 
@@ -248,7 +248,7 @@ def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
     kinds = {"state": dict, "maximize": bool, "steps_on_device": int, **lists}
     for key in kinds.keys() & entries.keys():
         if not isinstance(entries[key], kinds[key]):
-            raise ValueError(f"{key!r} of the checkpoint{where} is no {kinds[key].__name__} but {entries[key]!r}")
+            raise ValueError(f"{key!r} of the checkpoint{where} is not a {kinds[key].__name__} but {entries[key]!r}")
 
 
 def _digest_2(placement: Placement) -> str:
@@ -266,7 +266,7 @@ def _digest_2(placement: Placement) -> str:
 def _unfit(entries: Any, new: State, p: Tensor) -> str:
     """What is wrong with a parameter's saved state; empty if it fits."""
     if not isinstance(entries, Mapping):
-        return f"its state in the checkpoint is {type(entries).__name__}, no dictionary"
+        return f"its state in the checkpoint is {type(entries).__name__}, not a dictionary"
     needed = layouts(new, entries, p)
     known = {"master": p, "rounds": torch.zeros((), dtype=torch.int64)} | needed
     if missing := needed.keys() - entries.keys():
@@ -276,11 +276,11 @@ def _unfit(entries: Any, new: State, p: Tensor) -> str:
         if like is None:
             return f"the checkpoint has an entry {name!r}, which this parameter's role does not keep"
         if not isinstance(x, Tensor):
-            return f"{name!r} of the checkpoint is no tensor but {type(x).__name__}"
+            return f"{name!r} of the checkpoint is a {type(x).__name__}, not a tensor"
         if x.shape != like.shape:
             return f"{name!r} of the checkpoint has shape {tuple(x.shape)}, not {tuple(like.shape)}"
         if x.layout != like.layout or x.is_meta:
             return f"{name!r} of the checkpoint has no values in memory, but is {x.layout} on {x.device}"
         if x.dtype != like.dtype and not (x.is_floating_point() and like.is_floating_point()):
-            return f"{name!r} of the checkpoint is of {x.dtype}, not {like.dtype}"
+            return f"{name!r} of the checkpoint has {x.dtype}, not {like.dtype}"
     return ""

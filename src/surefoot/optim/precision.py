@@ -158,7 +158,7 @@ class Precision:
 
     def __post_init__(self) -> None:
         if self.momentum not in (torch.float32, torch.bfloat16, torch.int8):
-            raise ValueError(f"momentum is kept in torch.float32, torch.bfloat16 or torch.int8, not {self.momentum!r}")
+            raise ValueError(f"momentum must be torch.float32, torch.bfloat16 or torch.int8, not {self.momentum!r}")
         if not isinstance(self.weights, Rounding):
             raise ValueError(f"weights is a rounding such as MasterWeights() or RoundToNearest(), not {self.weights!r}")
 
@@ -171,7 +171,7 @@ class Precision:
         if torch.nn.parameter.is_lazy(p):
             raise ValueError(f"{name} has no shape before the first forward pass: call the model on a batch first")
         if p.dtype.is_complex:
-            raise ValueError(f"{name} is complex and has no role; give its real and imaginary parts")
+            raise ValueError(f"{name} is complex, which no role takes: give real and imaginary parts")
         if p.dtype not in (torch.float32, torch.float64, *HALF):
             raise ValueError(f"{name} of {p.dtype} cannot be stepped: keep it in bfloat16 or float32, or freeze it")
         if p.dtype in HALF and p.dtype not in self.weights.dtypes:
@@ -267,8 +267,8 @@ def as_precision(given: object) -> Precision:
     """The precision that an optimizer was given, or the default one; ValueError for what is none."""
     if isinstance(given, Precision | None):
         return given or Precision()
-    allowed = "torch.bfloat16 or torch.int8, weights of RoundToNearest(), StochasticRounding() or MasterWeights()"
-    raise ValueError(f"precision is a Precision(...), a momentum of torch.float32, {allowed}, not {given!r}")
+    allowed = "torch.bfloat16 or torch.int8, weights RoundToNearest(), StochasticRounding() or MasterWeights()"
+    raise ValueError(f"precision must be a Precision(...), momentum torch.float32, {allowed}, not {given!r}")
 
 
 def average(state: State, name: str, dtype: torch.dtype) -> Tensor:

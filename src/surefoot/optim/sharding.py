@@ -75,11 +75,11 @@ class Sharding:
             cut = Cut((Slab.of(p.shape),) * len(ranks), dist.get_rank(self._replicas), ranks, self._replicas, name)
             way, here, local = REPLICAS, placement, p.detach()
         if way != HERE and not self._plain:
-            raise ValueError(f"{name} needs other processes for its step, which step=... cannot take: leave step out")
+            raise ValueError(f"{name} needs other processes for its step, and step=... cannot use them: leave it out")
         ends = {slab.start[-1] + slab.size[-1] for slab in cut.slabs if p.ndim} - {*p.shape[-1:]}
         if self._precision.packs(p, placement) and (within := sorted(end for end in ends if end % BLOCK)):
-            remedy = "keep momentum in torch.bfloat16, or cut at a multiple"
-            what = f"{name} is cut after {within[0]} columns, within {BLOCK} that share a scale in 8 bits"
+            remedy = f"keep momentum in torch.bfloat16, or cut at multiples of {BLOCK}"
+            what = f"{name} is cut after {within[0]} columns, inside a block that shares an 8-bit scale"
             raise ValueError(f"{what}: {remedy}")
         self.shards[p] = shard = Shard(p, placement, cut, way, here, local, state)
         vars(self).pop("_agreements", None)

@@ -43,7 +43,7 @@ def muon(scale: Scale = Keller(), adam_lr: float | None = None) -> Recipe:  # no
     """
     shares = isinstance(scale, Moonlight)
     if shares and adam_lr is not None:
-        raise ValueError(f"Moonlight's scale shares one learning rate with AdamW: adam_lr={adam_lr} has no place")
+        raise ValueError(f"Moonlight's scale gives AdamW the same learning rate: leave out adam_lr={adam_lr}")
     ratio = Constant(1.0 if shares else 0.015 if adam_lr is None else adam_lr)
     return hidden(f"muon({type(scale).__name__.lower()})", NESTEROV, Spectral(), scale, 0.1, adam=ratio)
 

@@ -72,7 +72,7 @@ class DepthRule:
         Times(factor=0.5, scale=Constant(value=1.0))
         """
         if type(branches) is not int or branches < 1:
-            raise ValueError(f"branches is a positive whole number, not {branches!r}")
+            raise ValueError(f"branches must be a positive integer, not {branches!r}")
         return Branches(*self.factors(branches))
 
 

@@ -149,13 +149,13 @@ def test_a_directory_of_widths_is_refused_and_left_as_it_is(tmp_path, text, caps
         (["--horizons", "3", "0"], "argument --horizons: must be at least 1, got 0"),
         (["--horizons", "3"], "--horizons needs 2 values, got [3]"),
         (["--horizons", "3", "3"], "horizons names a value twice"),
-        (["--to-steps", "24"], "--to-steps needs --horizons, the values that its law goes through"),
+        (["--to-steps", "24"], "--to-steps needs --horizons, the values to fit its law to"),
         (["--horizons", "3", "6", "--to-batch", "64"], "--to-batch needs --batches"),
         (["--horizons", "3", "6", "--widths", "16", "32"], "--horizons is for one width: give one of --widths 16 32"),
-        (["--horizons", "3", "6", "--steps", "9"], "--steps beside --horizons, which gives it: leave one out"),
-        (["--horizons", "3", "6", "--steps", "120"], "--steps beside --horizons"),  # its default
-        (["--batches", "2", "4", "--batch-size", "16"], "--batch-size beside --batches"),  # its default
-        (["--depths", "1", "2", "--depth", "1"], "--depth beside --depths"),
+        (["--horizons", "3", "6", "--steps", "9"], "--steps conflicts with --horizons, which sets it: leave one out"),
+        (["--horizons", "3", "6", "--steps", "120"], "--steps conflicts with --horizons"),  # its default
+        (["--batches", "2", "4", "--batch-size", "16"], "--batch-size conflicts with --batches"),  # its default
+        (["--depths", "1", "2", "--depth", "1"], "--depth conflicts with --depths"),
         (["--depths", "1", "2", "--model", "my:build"], "--depths needs a reference model (gpt, llama, qwen, moe,"),
         (["--depths", "1", "2", "--model", "gpt2_small"], "gpt2-small has its own depth: give each depth a sweep"),
         (["--horizons", "3", "6", "--widths", "24"], "width 24 is not a multiple"),

@@ -214,7 +214,7 @@ def test_names_that_the_forward_pass_contradicts_are_refused_and_do_not_decide(n
 
 def test_another_optimizer_is_refused():
     model = Turned(("qkv",))
-    with pytest.raises(ValueError, match="of a SteepestDescent, not of a SGD"):
+    with pytest.raises(ValueError, match="hold needs a SteepestDescent, not a SGD"):
         LogitControl(model).hold(torch.optim.SGD(model.parameters()))
 
 
@@ -245,11 +245,11 @@ class Normed(Attention):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Attention(("a", "b", "c")), r"bad \(Attention\) has head_dim, but no W_q and W_k by a name that is known"),
-        (Normed("norm", nn.LayerNorm(D)), "has a norm 'norm', and it is not known whether"),
+        (Attention(("a", "b", "c")), r"bad \(Attention\) has head_dim, but no W_q and W_k by a known name"),
+        (Normed("norm", nn.LayerNorm(D)), "has a norm 'norm' that may or may not"),
         (Normed("inner", nn.LayerNorm(SIZE)), "has a norm 'inner'"),
         (nn.MultiheadAttention(D, 4, kdim=5), "make it with bias=False"),
-        (Normed("wq", nn.Sequential(nn.Linear(D, D))), "has 'wq', which is no linear layer"),
+        (Normed("wq", nn.Sequential(nn.Linear(D, D))), "has 'wq', a wrapper and not a linear layer"),
     ],
     ids=["names", "a norm before", "a norm of heads", "torch, other keys", "a wrapper"],
 )

@@ -27,7 +27,7 @@ def test_other_scales_are_left_alone_and_nothing_to_change_is_an_error():
     assert model["own"].scaling == 0.3
     with pytest.raises(ValueError, match=r"scale the queries by sqrt\(16 / d_head\)"):
         sf.scale_attention_(model, 16)
-    with pytest.raises(ValueError, match="base_head_dim is a positive number"):
+    with pytest.raises(ValueError, match="base_head_dim must be at least 1"):
         sf.scale_attention_(model, 0)
 
 

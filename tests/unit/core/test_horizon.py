@@ -56,7 +56,7 @@ def test_recipes_without_a_rule_stay():
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "400"])
 def test_other_steps_are_refused(steps):
-    with pytest.raises(ValueError, match="steps of a run is a positive whole number"):
+    with pytest.raises(ValueError, match="steps of a run must be a positive integer"):
         recipes.steady().over(steps)
 
 

@@ -31,7 +31,7 @@ def model():
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "10", None, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["steps", "tokens"])
 def test_a_run_is_two_positive_whole_numbers(wrong, name):
-    with pytest.raises(ValueError, match=f"{name} of a run is a positive whole number, not"):
+    with pytest.raises(ValueError, match=f"{name} of a run must be a positive integer, not"):
         sf.Run(**{"steps": 5, "tokens": 5, name: wrong})
     run = sf.Run(**{"steps": 5, "tokens": 5, name: np.int64(9)})
     assert run == sf.Run(**{"steps": 5, "tokens": 5, name: 9.0})  # as num_train_epochs times steps is
@@ -93,9 +93,9 @@ def test_without_a_rate_or_a_law_the_error_says_both_ways():
         sf.SteepestDescent(net := model(), sf.Plan.of(net, recipes.muon(), run=RUN))
     with pytest.raises(ValueError, match=r"recipe .* has no law for its learning rate: give lr=\.\.\.; a sweep"):
         recipes.muon().rate(RUN)
-    with pytest.raises(ValueError, match=r"say it to the plan, Plan.of\(model, recipe, run=run\)"):
+    with pytest.raises(ValueError, match=r"give it to the plan, Plan.of\(model, recipe, run=run\)"):
         sf.SteepestDescent(net, sf.Plan.of(net), run=RUN)
-    with pytest.raises(ValueError, match="for a model without a plan"):
+    with pytest.raises(ValueError, match="needs a model without a plan"):
         sf.SteepestDescent([{"params": [net[1].weight], "role": "linear"}], run=RUN)
 
 
@@ -139,8 +139,8 @@ def test_a_checkpoint_of_another_run_is_refused(then, now):
         ours.load_state_dict(saved.state_dict())
         return
     before = [group["lr"] for group in ours.param_groups]
-    words = f"checkpoint is of {then or 'no run'}, the optimizer of {now or 'no run'}: make it with "
-    words += f"run={then}, as it was saved" if then else "lr=... alone, as it was saved"
+    words = f"checkpoint has {then or 'no run'}, the optimizer {now or 'no run'}: make the optimizer with "
+    words += f"run={then}, or load" if then else "lr=... alone, or load"
     with pytest.raises(ValueError, match=re.escape(words)):
         ours.load_state_dict(saved.state_dict())
     assert [group["lr"] for group in ours.param_groups] == before

@@ -39,7 +39,7 @@ def test_two_roles_are_settled_by_an_override():
 def test_two_parameters_over_one_memory_are_refused():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = nn.Parameter(model[0].weight.data)
-    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are two parameters over one memory"):
+    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are two parameters sharing memory"):
         Plan.of(model)
 
 

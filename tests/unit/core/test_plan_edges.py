@@ -103,7 +103,7 @@ def test_a_geometry_needs_blocks_of_its_kind() -> None:
 
 def test_a_function_needs_a_role_to_change() -> None:
     model = nn.Bilinear(3, 4, 5)
-    with pytest.raises(ValueError, match=r"weight.*none was"):
+    with pytest.raises(ValueError, match=r"weight.*no role was found"):
         sf.Plan.of(model, overrides=[("weight", lambda role: role)])
 
 
@@ -130,7 +130,7 @@ def test_a_row_of_eta_zero_is_not_moved_by_pre_decay() -> None:
     ],
 )
 def test_what_is_no_recipe_stabiliser_or_run_is_named(given, named) -> None:
-    with pytest.raises(ValueError, match=rf"a (Recipe|Stabiliser|Run) is as .*\), not {named}"):
+    with pytest.raises(ValueError, match=rf"give a (Recipe|Stabiliser|Run) like .*\), not {named}"):
         sf.Plan.of(nn.Linear(2, 2), **given)
 
 

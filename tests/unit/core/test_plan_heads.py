@@ -174,7 +174,7 @@ def test_several_heads_in_a_list_are_refused_unless_they_are_given():
     with pytest.raises(ValueError, match=r"out, ahead\.0, ahead\.1 could each be"):
         roles(model)
     assert list(roles(model, head=("out", "ahead.0", "ahead.1")).values()).count("head") == 3
-    with pytest.raises(ValueError, match=r"a layer's name, or names, not the Linear itself"):
+    with pytest.raises(ValueError, match=r"a layer's name, or names, not the Linear"):
         roles(model, head=model.out)
 
 

@@ -222,7 +222,7 @@ def test_a_model_with_more_than_the_plan_has_is_refused_and_frozen_parts_are_not
     plan = sf.Plan.of(nn.Sequential(nn.Linear(4, 4)), head=())
     larger = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     before = larger[0].weight.detach().clone()
-    with pytest.raises(ValueError, match=r"1\.weight is not in the plan: make it of this model"):
+    with pytest.raises(ValueError, match=r"1\.weight is not in the plan: make a plan of this model"):
         plan.initialise_(larger)
     assert torch.equal(before, larger[0].weight)
     larger[1].requires_grad_(False)

@@ -217,7 +217,7 @@ def test_a_norm_per_head_trains_each_head_as_a_parameter_of_its_own():
 
 @pytest.mark.parametrize("head_dim", [0, -4, 16.0, "a", True])
 def test_a_head_is_a_whole_number_of_rows(head_dim):
-    with pytest.raises(ValueError, match="whole number of rows"):
+    with pytest.raises(ValueError, match="must be a positive integer"):
         sf.per_head(head_dim)
 
 

@@ -59,7 +59,7 @@ def test_tokens_decode_to_the_text(unseen: bytes) -> None:
 
 def test_bytes_that_are_no_text_are_replaced(file: Path) -> None:
     file.write_bytes(TEXT + b"a\xffb")
-    with pytest.warns(UserWarning, match=r"text.py is no UTF-8 \(at byte [\d,]+\), and what is not becomes U\+FFFD"):
+    with pytest.warns(UserWarning, match=r"text.py is not UTF-8 \(at byte [\d,]+\); invalid bytes become U\+FFFD"):
         corpus = load(f"bpe:300:{file}")
     assert isinstance(corpus.tokenizer, Tokenizer)
     assert corpus.tokenizer.decode(corpus.validation.tolist()).endswith("\n\na\N{REPLACEMENT CHARACTER}b")
@@ -68,7 +68,7 @@ def test_bytes_that_are_no_text_are_replaced(file: Path) -> None:
 def test_documents_that_are_no_utf_8_end_where_they_end(tmp_path: Path) -> None:
     for i in range(30):
         (tmp_path / f"{i:02d}.txt").write_bytes((f"@@{i:02d} " + "café über straße " * 20 + "end.\n").encode("latin-1"))
-    with pytest.warns(UserWarning, match="is no UTF-8"):
+    with pytest.warns(UserWarning, match="is not UTF-8"):
         corpus = load(f"bpe:280:{tmp_path}")
     assert isinstance(corpus.tokenizer, Tokenizer)
     starts, ends = [0, *corpus.document_ends[:-1]], corpus.document_ends
@@ -78,9 +78,9 @@ def test_documents_that_are_no_utf_8_end_where_they_end(tmp_path: Path) -> None:
 
 def test_a_text_of_too_few_merges_says_how_many_it_has(file: Path) -> None:
     file.write_bytes(b"abab" * 100)
-    with pytest.raises(ValueError, match=r"text\.py gives \d+ tokens, fewer than the 5000 asked for: ask for fewer"):
+    with pytest.raises(ValueError, match=r"text\.py yields \d+ tokens, fewer than the 5000 requested: ask for fewer"):
         load(f"bpe:5000:{file}")
-    with pytest.raises(ValueError, match=r"nothing gives 256 tokens, .*: is it empty, or no text in UTF-8"):
+    with pytest.raises(ValueError, match=r"nothing yields 256 tokens, .*: is it empty, or not UTF-8 text"):
         bpe.train([], 300, "nothing")
 
 

@@ -18,7 +18,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path):
 def test_a_line_that_cannot_be_read_is_named(value, tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two", "more": ' + value + "}\n")
-    with pytest.raises(DataError, match=r"in\.jsonl, line 2 is not JSON .*: repair or remove this line"):
+    with pytest.raises(DataError, match=r"in\.jsonl, line 2 is not valid JSON: repair or remove this line"):
         list(documents(str(path)))
 
 

@@ -14,7 +14,7 @@ from surefoot.experiment.data import shards
 from surefoot.experiment.data.convert import Conversion, convert, verify
 from surefoot.experiment.errors import DataError
 
-REMEDY = "write the tokens anew with surefoot tokens, into a new folder"
+REMEDY = "write the tokens again with surefoot tokens, into a new folder"
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_an_edited_manifest_is_damaged(key, value, out, conversion):
         key, value = "shards", [{name: each for name, each in first.items() if each is not ...}, *others]
     edit(path, **{key: value})
     for read in (shards.load, verify, lambda out: convert(conversion, out)):
-        with pytest.raises(DataError, match=rf"manifest\.json is damaged, or from elsewhere: {REMEDY}"):
+        with pytest.raises(DataError, match=rf"manifest\.json is damaged, or another program's: {REMEDY}"):
             read(out)
 
 
@@ -78,7 +78,7 @@ def test_a_manifest_that_cannot_be_read_is_named(out):
 def test_an_edited_journal_is_damaged(change, out, conversion):
     (out / "manifest.json").rename(out / "progress.json")
     edit(out / "progress.json", **change)
-    with pytest.raises(DataError, match=rf"progress\.json is damaged, or from elsewhere: {REMEDY}"):
+    with pytest.raises(DataError, match=rf"progress\.json is damaged, or another program's: {REMEDY}"):
         convert(conversion, out)
 
 
@@ -100,7 +100,7 @@ def test_a_finished_folder_is_not_done_where_a_file_is_missing_or_damaged(harm, 
 
 def test_a_copied_folder_is_done_once_it_is_verified(out, conversion):
     os.utime(out / "train_000000.bin")
-    with pytest.raises(DataError, match=f"was changed or copied: surefoot tokens --verify {out}"):
+    with pytest.raises(DataError, match=f"was changed or copied: check it with surefoot tokens --verify {out}"):
         convert(conversion, out)
     assert verify(out) == convert(conversion, out)
 

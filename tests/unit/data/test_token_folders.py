@@ -43,7 +43,7 @@ def test_a_call_that_failed_leaves_the_folder_to_the_next(source, tmp_path):
     bare.write_text(bpe.train(TEXTS, 270, "text").to_str())
     for name, given, message in (
         ("typo.jsonl", good / "tokenizer.json", r"typo\.jsonl does not exist"),
-        ("in.jsonl", junk, r"junk\.json is not a tokenizer"),
+        ("in.jsonl", junk, r"junk\.json is not a tokenizers"),
         ("in.jsonl", bare, r"bare\.json has no token"),
         ("in.jsonl", tmp_path / "none.json", r"cannot read .*none\.json"),
         ("typo.jsonl", good, r"typo\.jsonl does not exist"),
@@ -69,14 +69,14 @@ def test_a_tokenizer_that_was_put_into_a_folder_without_tokens_is_read_there(sou
 def test_a_tokenizer_of_somebody_else_is_refused_and_left(source, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"not from here \(tokenizer\.json\): choose another folder"):
+    with pytest.raises(ValueError, match=r"not of this conversion \(tokenizer\.json\): choose another folder"):
         convert(conversion(source), tmp_path / "model")
     assert (tmp_path / "model" / "tokenizer.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("out", [".", "out", "sub/../out"])
 def test_a_folder_among_the_texts_is_refused(out, source, tmp_path):
-    with pytest.raises(ValueError, match="give a folder outside of it"):
+    with pytest.raises(ValueError, match="give a folder outside it"):
         convert(conversion(tmp_path), tmp_path / out)
     assert list(tmp_path.iterdir()) == [source]
     convert(conversion(source), tmp_path / "beside")
@@ -134,7 +134,7 @@ def test_a_kill_at_any_moment_leaves_what_can_be_gone_on_with(before, source, tm
 
 def test_a_folder_of_tokens_is_no_text_and_what_is_too_short_names_its_split(source, tmp_path):
     convert(conversion(source, validation_one_in=40), tmp_path / "out")
-    with pytest.raises(DataError, match=r"out holds tokens, no text: --data bin:.*out$"):
+    with pytest.raises(DataError, match=r"out holds tokens, not text: --data bin:.*out$"):
         load(tmp_path / "out")
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "manifest.json").write_text('{"manifest_version": 3}' * 9)

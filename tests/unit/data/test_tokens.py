@@ -85,7 +85,7 @@ def test_a_source_that_has_changed_is_not_gone_on_with(source, tmp_path, monkeyp
         convert(conversion(source), out)
     manifest = convert(conversion(source), tmp_path / "whole")
     source.write_text("".join(texts[1:]))
-    with pytest.warns(UserWarning, match=r"in\.jsonl has changed since .*whole was written: nothing was"):
+    with pytest.warns(UserWarning, match=r"whole was left as it was, though .*in\.jsonl has changed since"):
         assert convert(conversion(source), tmp_path / "whole") == manifest
 
 
@@ -170,7 +170,7 @@ def test_a_changed_file_is_refused_until_its_digest_is_compared(source, tmp_path
     manifest = convert(conversion(source), out)
     shard = out / manifest["shards"][0]["name"]
     os.utime(shard)
-    with pytest.raises(DataError, match=rf"{shard.name} was changed or copied: surefoot tokens --verify {out}"):
+    with pytest.raises(DataError, match=rf"{shard.name} was changed .* with surefoot tokens --verify {out}"):
         shards.load(out)
     verify(out)
     shards.load(out)
@@ -194,13 +194,13 @@ def test_what_cannot_be_converted_is_named(source, tmp_path):
     out = tmp_path / "out"
     lines = source.read_text().splitlines(keepends=True)
     source.write_text("".join(lines[:7]) + lines[7][:20])
-    with pytest.raises(DataError, match=r"in\.jsonl, line 8 is not JSON"):
+    with pytest.raises(DataError, match=r"in\.jsonl, line 8 is not valid JSON"):
         convert(conversion(source), out)
     source.write_text('{"body": "x"}\n')
     with pytest.raises(DataError, match=r"line 1 has no text 'text': choose --field from body"):
         convert(conversion(source), tmp_path / "other")
     source.write_text('{"text": 3}\n')
-    with pytest.raises(DataError, match=r"line 1: 'text' is no text but int: 3"):
+    with pytest.raises(DataError, match=r"line 1: 'text' is int, not text: 3"):
         convert(conversion(source), tmp_path / "other")
     with pytest.raises(DataError, match="none does not exist"):
         convert(conversion(tmp_path / "none"), tmp_path / "third")
@@ -221,7 +221,7 @@ def test_another_conversion_a_second_writer_and_foreign_files_are_refused(source
         convert(conversion(source), out)
     foreign.mkdir()
     (foreign / "train.bin").write_bytes(b"ab")
-    with pytest.raises(ValueError, match="that are not from here"):
+    with pytest.raises(ValueError, match="not of this conversion"):
         convert(conversion(source), foreign)
 
 
@@ -231,7 +231,7 @@ def test_a_tokenizer_that_cannot_be_used_is_named(source, tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*given\.json"):
         convert(wanted, tmp_path / "a")
     given.write_text("{}")
-    with pytest.raises(DataError, match="is not a tokenizer of the tokenizers library"):
+    with pytest.raises(DataError, match="is not a tokenizers-library file"):
         convert(wanted, tmp_path / "b")
     from surefoot.experiment.data import bpe
 
@@ -252,7 +252,7 @@ def test_folders_and_text_files_with_separators(tmp_path):
 
 def test_text_in_another_encoding_is_warned_of(tmp_path):
     (tmp_path / "latin.txt").write_bytes("le café, le café".encode("latin1"))
-    with pytest.warns(UserWarning, match=r"latin.txt is no UTF-8 \(at byte 6\), .*iconv"):
+    with pytest.warns(UserWarning, match=r"latin.txt is not UTF-8 \(at byte 6\); .*iconv"):
         assert list(documents(str(tmp_path / "latin.txt"))) == ["le caf\ufffd, le caf\ufffd"]
 
 

@@ -74,7 +74,7 @@ def test_bare_stacks_are_refused_with_the_word_for_them():
 
 def test_a_stack_that_is_none_of_matrices_is_refused_with_a_word_for_it():
     model = Own(modes=torch.randn(6, 4, 2))  # real and imaginary parts of a state-space layer's outputs
-    with pytest.raises(ValueError, match="'scalar' for what acts entry by entry"):
+    with pytest.raises(ValueError, match="'scalar' if it acts entry by entry"):
         Plan.of(model)
     assert kinds(model, overrides=[("modes", "scalar")]) == {"modes": "scalar"}
 

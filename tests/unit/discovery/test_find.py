@@ -78,7 +78,7 @@ def test_the_policy_for_a_tied_matrix(multiplier, tied, kind):
     [
         (Tied(), "embedding", r"tied='embedding' for table\.weight, out\.weight.*1/d.*output_multiplier"),
         (Tied(), "error", r"table\.weight, out\.weight are one matrix"),
-        (Tied(1.0), "embedding", r"size d = 8, .* output_multiplier, here 1\.0; without it"),
+        (Tied(1.0), "embedding", r"size d = 8, .* output_multiplier, here 1\.0; otherwise"),
         (Tied(1 / 8), "error", "are one matrix"),
     ],
 )

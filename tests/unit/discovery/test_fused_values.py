@@ -175,5 +175,5 @@ def test_a_checkpoint_of_format_2_with_values_beside_one_head_is_refused_by_name
     optimizer = SteepestDescent(model, Plan.of(model, head=()), lr=0.1)
     saved = optimizer.state_dict()
     saved["param_groups"][0] |= {"format": 2, "plan": ["be14540959aa1e3e", "3d7d6248a788869c"]}
-    with pytest.raises(ValueError, match=r"in_proj_weight .* continue it with the version of surefoot that saved it"):
+    with pytest.raises(ValueError, match=r"in_proj_weight .* resume with the version of surefoot that saved it"):
         optimizer.load_state_dict(saved)

@@ -29,7 +29,7 @@ def test_a_function_that_returns_no_role_is_refused_by_its_pattern(returned):
     "overrides", [{"weight": "linear"}, {"*b": "linear"}, "linear", ("weight", "linear"), [("weight",)], [None]]
 )
 def test_what_is_no_list_of_pairs_is_refused(overrides):
-    with pytest.raises(ValueError, match=r"overrides is a list of pairs \(where, change\)"):
+    with pytest.raises(ValueError, match=r"overrides must be pairs \(where, change\)"):
         Plan.of(nn.Linear(4, 4), overrides=overrides)
 
 

@@ -142,7 +142,7 @@ def test_a_named_matrix_beside_a_tied_table_is_what_it_is_called():
     head = nn.Linear(D, V, bias=False)
     head.weight = table.weight
     model = Own(body=Own(tokens=table, place=torch.randn(9, D), up=nn.Linear(D, D)), head=head)
-    with pytest.raises(ValueError, match=r"'tied_positions' if these are added to those of a table"):
+    with pytest.raises(ValueError, match=r"'tied_positions' if these are added to rows of a table"):
         Plan.of(model)
     for name in ("positions", "tied_positions", "linear"):
         plan = Plan.of(model, overrides=[("body.place", name)])

@@ -287,7 +287,7 @@ def test_an_override_says_how_many_branches_there_are():
     plan = sf.Plan.of(layer, overrides=[("out.weight", DepthRule(base=4).of(16))])
     role = plan["out.weight"].role
     assert (role.lr_scale((1, 8, 8)), role.initial.factor) == (0.25, 0.5)
-    with pytest.raises(ValueError, match="branches is a positive whole number, not 0"):
+    with pytest.raises(ValueError, match="branches must be a positive integer, not 0"):
         DepthRule().of(0)
     for wrong in (0, float("nan")):
         with pytest.raises(ValueError, match="base of at least 1"):

@@ -115,7 +115,7 @@ def test_a_norm_by_hooks_is_refused_by_name_and_its_remedy_works(layer, weight):
     nn.utils.spectral_norm(model[0], weight)
     with pytest.raises(ValueError, match=f"cannot place 0.{weight}_orig ") as error:
         Plan.of(model)
-    assert "spectral_norm makes the layer's weight of it" in str(error.value)
+    assert "spectral_norm computes the layer's weight from it" in str(error.value)
     assert f"torch.nn.utils.remove_spectral_norm(layer, '{weight}')" in str(error.value)
     assert "'linear'" not in str(error.value)
     nn.utils.remove_spectral_norm(model[0], weight)

@@ -59,7 +59,7 @@ def test_a_transposed_convolutions_norm_init_step_and_radius_share_the_fan_in():
 
 def test_a_strided_kernel_is_refused_by_recipes_without_the_spectral_norm():
     layer = nn.ConvTranspose1d(4, 8, 4, stride=2)
-    said = r"weight: the fan-in of a transposed convolution of stride 2.*MeanOperator.*such as steady or muon, or"
+    said = r"weight: only Spectral.* transposed convolution of stride 2.*MeanOperator.*such as steady or muon, or"
     with pytest.raises(ValueError, match=said) as refused:
         Plan.of(layer, recipes.moga_row())
     names = {name: getattr(sf, name) for name in ("Role", "TransposedConvSpectral", "views", "LinearNormal")}

@@ -196,7 +196,7 @@ def test_values_without_a_logarithm(values, status):
 
 def test_a_model_of_other_layers_at_another_width():
     mixed = records(constant, constant, "up", (64,)) + records(constant, constant, "down", (128,))
-    with pytest.raises(ValueError, match="other layers at width 128 than at 64: down, up"):
+    with pytest.raises(ValueError, match="layers differ between widths 128 and 64: down, up"):
         evaluate(mixed)
 
 

@@ -183,8 +183,8 @@ def test_inner_width_of_llama(width, inner):
         (lambda: reference("gpt", 32, depth=0), "depth must be at least 1"),
         (lambda: reference("gpt", 32, head_dim=-16), "head_dim must be at least 1"),
         (lambda: reference("gpt", 32, vocab=0), "vocab must be at least 1"),
-        (lambda: reference("gpt", 40), "width 40 is not a multiple of the head dimension 16: take width 32, 48"),
-        (lambda: reference("gpt", 8), "take width 16, or a head dimension that divides it"),
+        (lambda: reference("gpt", 40), "width 40 is not a multiple of the head dimension 16: use width 32, 48"),
+        (lambda: reference("gpt", 8), "use width 16, or a head dimension that divides it"),
         (lambda: reference("llama", 33, head_dim=11), "even head dimension"),
         (lambda: reference("gpt", 32, norm="post"), "norm='post' is unknown; choose from pre, in"),
         (lambda: reference("llama", 32, head="both"), "untied, tied, tied_scaled"),
@@ -240,7 +240,7 @@ def test_queries_and_keys_of_qwen_have_rms_one_before_the_gain():
 
 def test_experts_that_cannot_be_are_refused():
     for active in (0, 3):
-        with pytest.raises(ValueError, match=f"1 to 2 of 2 experts, not {active}"):
+        with pytest.raises(ValueError, match=f"active must be from 1 to 2, not {active}"):
             Mixture(2, active)
     with pytest.raises(ValueError, match="norm='pre'"):
         LlamaConfig(SMALL, norm="in", mixture=Mixture(2, 1))

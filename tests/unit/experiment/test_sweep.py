@@ -117,7 +117,7 @@ def test_the_configuration_names_the_kind_of_run_and_goes_on_without_the_name(fi
         (tmp_path / "config.json").write_text(json.dumps({"kind": kind, **stored}))
         with pytest.raises(ValueError, match=f'it differs in kind: there "{kind}", now "transfer"'):
             run(config(), tmp_path, None, progress=silent)
-    with pytest.raises(ValueError, match="is of no run of transfer"):
+    with pytest.raises(ValueError, match="is not from transfer"):
         kind_of(tmp_path)
 
 

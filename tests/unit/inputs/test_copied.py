@@ -105,7 +105,7 @@ def test_what_structure_does_not_tell_is_said_in_one_line_with_the_remedy(caplog
         found, _ = (Plan.of(copied.Decoder(copied.Megatron)) for _ in range(2))
     line = (
         "attention with one norm for all heads, h.*.attn.linear_qkv.weight, h.*.attn.linear_proj.weight: "
-        "Plan.of(model, inputs=...) finds them by a forward pass, the override sf.per_head(rows) says them"
+        "find heads by a forward pass, Plan.of(model, inputs=...), or override with sf.per_head(rows)"
     )
     assert [record.message for record in caplog.records] == [line]
     assert line in str(found).splitlines()

@@ -179,7 +179,7 @@ def test_bare_matrices_are_linear_layers_as_they_are_multiplied(shape, multiply,
 def test_a_bare_matrix_of_the_shape_of_a_table_may_be_the_head():
     model = Bare((8, 8), F.linear)
     model.table = nn.Embedding(8, 8)
-    with pytest.raises(ValueError, match=r"cannot place w .*it may be the head, 'head': say what it is"):
+    with pytest.raises(ValueError, match=r"cannot place w .*it may be the head, 'head': name its role"):
         Plan.of(model, inputs=torch.randn(2, 3, 4), head=())
     model.table, model.places = nn.Embedding(9, 8), nn.Embedding(8, 8)
     assert Plan.of(model, inputs=torch.randn(2, 3, 4), head=())["w"].role.name == "linear"

@@ -243,7 +243,7 @@ def test_wrong_calls_are_refused():
         normalise_(model, new)
     assert "1.parametrizations.weight.original" in normalise_(model, new, names=["1.weight"])
     parametrize.register_parametrization(model[0], "weight", nn.Identity())
-    with pytest.raises(ValueError, match="makes the layer's weight of it"):
+    with pytest.raises(ValueError, match="computes the layer's weight from it"):
         sf.Plan.of(model)  # another one behind it
 
 

@@ -204,7 +204,7 @@ def test_weights_before_go_by_plain_names_and_must_be_the_parameters():
     optimizer = sf.SteepestDescent(model, lr=0.1)
     found = optimizer.stability({name: torch.zeros_like(x) for name, x in model._orig_mod.state_dict().items()})
     assert all("update_measured" in numbers for numbers in found.values())
-    with pytest.raises(ValueError, match="no parameter of this optimizer, but wrong"):
+    with pytest.raises(ValueError, match="no parameter of this optimizer, only wrong"):
         optimizer.stability({"wrong": torch.ones(4, 4)})
     with pytest.raises(
         ValueError, match=r"before has _orig_mod.0.weight with shape \(4,\), the parameter has \(4, 4\)"

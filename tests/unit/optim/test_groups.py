@@ -205,7 +205,7 @@ def test_impossible_learning_rate_raises(lr):
 
 
 def test_a_recipe_is_no_plan():
-    with pytest.raises(ValueError, match=r"plan is a Plan, as Plan\.of\(model, recipe\) makes one, not Recipe"):
+    with pytest.raises(ValueError, match=r"plan must be a Plan, such as Plan\.of\(model, recipe\), not Recipe"):
         SteepestDescent(nn.Linear(2, 2), sf.recipes.muon(), lr=0.1)
 
 
@@ -215,7 +215,7 @@ def test_a_parameter_appended_to_a_group_is_refused_with_the_remedy(named):
     groups = model if named else [{"params": [model.weight], "role": "linear"}]
     optimizer = SteepestDescent(groups, lr=0.1)
     optimizer.param_groups[0]["params"].append(nn.Parameter(torch.ones(2, 2)))
-    with pytest.raises(ValueError, match=r"a parameter of shape \(2, 2\) was put into a group.*add_param_group"):
+    with pytest.raises(ValueError, match=r"a group holds a parameter of shape \(2, 2\) unknown.*add_param_group"):
         optimizer.step()
 
 

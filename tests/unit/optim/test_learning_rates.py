@@ -138,12 +138,12 @@ def test_settings_of_another_optimizer_are_refused_with_their_place(settings):
 
 def test_groups_of_another_optimizer_without_roles_are_told_to_pass_the_model():
     """As transformers' Trainer makes them where it is given no model."""
-    with pytest.raises(ValueError, match="pass the model in place of its parameters"):
+    with pytest.raises(ValueError, match="pass the model instead, to have roles found"):
         SteepestDescent([{"params": [nn.Parameter(torch.ones(2, 2))], "weight_decay": 0.0}], lr=0.1)
 
 
 def test_how_torchs_optimizers_are_to_loop_is_refused_with_its_own_remedy():
-    with pytest.raises(TypeError, match="takes no foreach, fused: leave it out, steps are batched"):
+    with pytest.raises(TypeError, match="takes no foreach, fused: leave it out, steps are always batched"):
         SteepestDescent(nn.Linear(2, 2), lr=0.1, foreach=True, fused=True)
 
 
@@ -151,8 +151,8 @@ def test_how_torchs_optimizers_are_to_loop_is_refused_with_its_own_remedy():
     ("arguments", "remedy"),
     [
         ({"steps": 40, "tokens": 32}, "steps, tokens: a run's length is run=Run"),
-        ({"stabiliser": sf.PostClip(2)}, r"stabiliser: say it to the plan, .*Plan.of\(model, stabiliser="),
-        ({"recipe": "muon", "head": ()}, r"head, recipe: say it to the plan, .*Plan.of\(model, head="),
+        ({"stabiliser": sf.PostClip(2)}, r"stabiliser: pass it to the plan, .*Plan.of\(model, stabiliser="),
+        ({"recipe": "muon", "head": ()}, r"head, recipe: pass it to the plan, .*Plan.of\(model, head="),
     ],
 )
 def test_what_a_plan_or_a_run_takes_is_refused_with_where_it_belongs(arguments, remedy):

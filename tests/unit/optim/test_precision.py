@@ -273,7 +273,7 @@ def test_unsupported_dtypes_and_roundings_are_refused():
         with pytest.raises(ValueError, match="not "):
             sf.Precision(weights=rounding)
     for other in (torch.bfloat16, "bf16", sf.MasterWeights(), sf.Precision, 0, False):
-        with pytest.raises(ValueError, match=r"Precision\(\.\.\.\), a mom.*torch.int8, weights of .*Master.*, not "):
+        with pytest.raises(ValueError, match=r"Precision\(\.\.\.\), mom.*torch.int8, weights .*Master.*, not "):
             optimizer_of(nn.Parameter(torch.ones(2, 2)), other)
     with pytest.raises(ValueError, match="float8_e4m3fn cannot be stepped"):
         optimizer_of(nn.Parameter(torch.ones(2, 2).to(torch.float8_e4m3fn)), None)

@@ -114,7 +114,7 @@ def test_losses_near_0_have_a_logarithmic_axis(tmp_path):
     [
         ("[1]", r"config\.json is not valid JSON \(an object is needed, not \[1\]\)"),
         ("null", r"config\.json is not valid JSON \(an object is needed, not null\)"),
-        ('{"model_type": "gpt2"}', r"config\.json is of no run of transfer, ladder, compare, train or coordcheck"),
+        ('{"model_type": "gpt2"}', r"config\.json is not from transfer, ladder, compare, train or coordcheck"),
     ],
 )
 def test_a_configuration_that_is_none_of_ours(tmp_path, content, said):

@@ -212,7 +212,7 @@ def test_the_body_alone_is_what_the_document_holds(tmp_path):
 
 
 def test_a_sweep_is_not_taken_for_what_else_is_there(tmp_path):
-    with pytest.raises(ValueError, match="holds no sweep"):
+    with pytest.raises(ValueError, match="not a sweep"):
         load(made.training(tmp_path))
 
 

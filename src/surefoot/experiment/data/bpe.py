@@ -69,8 +69,8 @@ def train(texts: Iterable[str], vocab: int, source: str, special: Sequence[str] 
     )
     tokenizer.train_from_iterator((piece for text in texts for piece in _pieces(text)), trainer)
     if (size := tokenizer.get_vocab_size()) < vocab:
-        small = "ask for fewer" if size > SMALLEST + len(special) else "is it empty, or no text in UTF-8?"
-        raise DataError(f"{source} gives {size} tokens, fewer than the {vocab} asked for: {small}")
+        small = "ask for fewer" if size > SMALLEST + len(special) else "is it empty, or not UTF-8 text?"
+        raise DataError(f"{source} yields {size} tokens, fewer than the {vocab} requested: {small}")
     return tokenizer
 
 
@@ -94,7 +94,7 @@ def read(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library has no class of its own for it
-        raise DataError(f"{path} is not a tokenizer of the tokenizers library: {error}") from error
+        raise DataError(f"{path} is not a tokenizers-library file: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

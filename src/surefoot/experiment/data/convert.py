@@ -88,7 +88,7 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
             since an interruption; a library is missing.
     """
     if out.resolve().is_relative_to(Path(conversion.source).resolve()):
-        raise ValueError(f"{out} lies in {conversion.source}, whose files are all read: give a folder outside of it")
+        raise ValueError(f"{out} lies in {conversion.source}, whose files are all read: give a folder outside it")
     if not out.exists():
         require(conversion.source)
     out.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def convert(conversion: Conversion, out: Path, progress: Progress | None = None)
             token_files.require_same(out, record["shards"])
             token_files.require_digest(out / TOKENIZER, record["tokenizer_sha256"])
             if _changed(record):
-                warnings.warn(f"{conversion.source} has changed since {out} was written: nothing was", stacklevel=2)
+                warnings.warn(f"{out} was left as it was, though {conversion.source} has changed since", stacklevel=2)
         else:
             record = _converted(conversion, out, _journal(wanted, out), progress)
             write_atomic(out / MANIFEST, dumps(record, indent=1) + "\n")
@@ -145,7 +145,7 @@ def verify(path: Path) -> Record:
     """
     record = token_files.read_manifest(path)
     if record is None:
-        raise DataError(f"{path} has no {MANIFEST}: there is nothing to compare its files with")
+        raise DataError(f"{path} has no {MANIFEST} to compare its files with")
     _compare(path, record["shards"])
     token_files.require_digest(path / TOKENIZER, record["tokenizer_sha256"])
     write_atomic(path / MANIFEST, dumps(record, indent=1) + "\n")
@@ -185,7 +185,7 @@ def _journal(wanted: Record, out: Path) -> Record:
     there = token_files.read(out, JOURNAL)
     tokens = sorted(out.glob("*.bin"))
     if there is None and (foreign := [*tokens, *out.glob(TOKENIZER)]):
-        raise _not_here(f"{out} holds files that are not from here ({foreign[0].name})")
+        raise _not_here(f"{out} holds files not of this conversion ({foreign[0].name})")
     for half in out.glob(".*.tmp"):  # of a process that was killed
         half.unlink()
     if there is not None and tokens:
@@ -220,7 +220,7 @@ def _usable(path: Path) -> bpe.Tokenizer:
     """Read a tokenizer that fits files of tokens."""
     tokenizer = bpe.read(path)
     if (size := tokenizer.get_vocab_size()) > bpe.LARGEST:
-        raise DataError(f"{path} has {size} tokens, more than the {bpe.LARGEST} of two bytes: choose a smaller one")
+        raise DataError(f"{path} has {size} tokens, but two bytes hold {bpe.LARGEST}: choose a smaller one")
     if tokenizer.token_to_id(SEPARATOR) is None:
         raise DataError(f"{path} has no token {SEPARATOR}, which ends a document: choose a tokenizer that has it")
     tokenizer.encode_special_tokens = True  # in a document its characters are text, and no end

@@ -73,7 +73,7 @@ class Corpus:
         for split in splits:
             size = self._tokens(split).size
             if size < context + 1:
-                few = f"{size} of them are in the {split} split and a context of {context} needs {context + 1}"
+                few = f"the {split} split has {size}, and a context of {context} needs {context + 1}"
                 least = f"{VALIDATION_ONE_IN * (context + 1)} {self.unit}s"
                 remedy = f"Give a text of at least {least}, or a shorter context"
                 if self.size >= VALIDATION_ONE_IN * (context + 1):

@@ -97,8 +97,8 @@ def decoded(text: bytes, name: str) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        what = f"is no UTF-8 (at byte {error.start:,}), and what is not becomes U+FFFD"
-        warnings.warn(f"{name} {what}; to keep it: iconv -f latin1 -t utf-8, if it is Latin-1", stacklevel=2)
+        what = f"is not UTF-8 (at byte {error.start:,}); invalid bytes become U+FFFD"
+        warnings.warn(f"{name} {what}; if it is Latin-1, convert it: iconv -f latin1 -t utf-8", stacklevel=2)
         return text.decode(errors="replace")
 
 
@@ -110,7 +110,7 @@ def _of_lines(path: Path, field: str) -> Iterator[str]:
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError):
-                    raise DataError(f"{where} is not JSON that can be read: repair or remove this line") from None
+                    raise DataError(f"{where} is not valid JSON: repair or remove this line") from None
                 yield _text(row, field, where)
 
 
@@ -144,7 +144,7 @@ def _of_hub(name: str, field: str) -> Iterator[str]:
 
 def _text(row: Any, field: str, where: str) -> str:
     if isinstance(row, dict) and field in row and not isinstance(row[field], str):
-        raise DataError(f"{where}: {field!r} is no text but {type(row[field]).__name__}: {str(row[field])[:50]}")
+        raise DataError(f"{where}: {field!r} is {type(row[field]).__name__}, not text: {str(row[field])[:50]}")
     if not isinstance(row, dict) or not isinstance(text := row.get(field), str):
         there = [*map(str, row)] if isinstance(row, dict) else []
         known = f": choose --field from {', '.join(there)}" if there else ""

@@ -124,7 +124,7 @@ def _load_path(path: Path) -> Corpus:
         state = "is neither a file nor a folder" if path.exists() else "does not exist"
         raise with_remedy(DataError(f"{path} {state}; give a text file or folder"), Locate(path))
     if any(path.glob("train_*.bin")) and read_manifest(path) is not None:
-        raise DataError(f"{path} holds tokens, no text: --data {shards.PREFIX}{path}")
+        raise DataError(f"{path} holds tokens, not text: --data {shards.PREFIX}{path}")
     texts = _texts(path)
     if not texts:
         raise DataError(f"{path} holds no text (0 bytes in files that are text); give a text file or folder")
@@ -192,7 +192,7 @@ def evaluation(source: str, data: str | None, corpus: Corpus) -> Corpus:
     files = [one.tokenizer for one in (other, corpus) if isinstance(one.tokenizer, Path)]
     differ = len({file.read_bytes() for file in files}) > 1
     if kind != data_kind or other.vocab != corpus.vocab or (kind == bpe.PREFIX and source != data) or differ:
-        remedy = "the text alone, which is encoded by their vocabulary" if encodes else "data of the same kind"
+        remedy = "the text alone, which the training vocabulary encodes" if encodes else "data of the same kind"
         raise DataError(f"{other.name} has another vocabulary than the training data, {corpus.name}: give {remedy}")
     return other
 
@@ -213,7 +213,7 @@ def _encoded(text: Corpus, corpus: Corpus) -> Corpus:
     _warn_of_bytes(text)
     (validation,) = bpe.encode(tokenizer, [_decoded(text.validation)])
     if (most := int(validation.max(initial=0))) >= corpus.vocab:
-        raise DataError(f"{text.name} has token {most} by its tokenizer, {corpus.name} only {corpus.vocab}: --vocab N")
+        raise DataError(f"{text.name} encodes to token {most}, but {corpus.name} has {corpus.vocab}: give --vocab N")
     return replace(text, validation=validation, vocab=corpus.vocab)
 
 

@@ -30,7 +30,7 @@ MAGIC, VERSION, HEADER = 20240520, 1, 256  # of int32 words: magic, version, num
 MANIFEST, JOURNAL, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 
 _CHUNK = 1 << 24  # tokens that are compared at once
-_REMEDY = "write the tokens anew with surefoot tokens, into a new folder"
+_REMEDY = "write the tokens again with surefoot tokens, into a new folder"
 _NAME = re.compile(r"(train|val)_[0-9]{6,}\.bin")
 _SHARD = {"name": str, "tokens": int, "bytes": int, "mtime_ns": int, "sha256": str}
 _BEGUN = {"conversion": dict, "documents": int, "shards": list}
@@ -61,7 +61,7 @@ def read(folder: Path, name: str) -> Record | None:
         except (ValueError, RecursionError):
             record = {}
     if not _is_sound(record, finished=name == MANIFEST):
-        raise DataError(f"{path} is damaged, or from elsewhere: {_REMEDY}")
+        raise DataError(f"{path} is damaged, or another program's: {_REMEDY}")
     return record
 
 
@@ -100,7 +100,7 @@ def require_same(folder: Path, shards: Iterable[Mapping[str, Any]]) -> None:
         if there.st_size != shard["bytes"]:
             raise DataError(f"{file} has {there.st_size} bytes, the manifest says {shard['bytes']}: {_REMEDY}")
         if there.st_mtime_ns != shard["mtime_ns"]:
-            raise DataError(f"{file} was changed or copied: surefoot tokens --verify {folder} compares its digest")
+            raise DataError(f"{file} was changed or copied: check it with surefoot tokens --verify {folder}")
 
 
 def require_digest(file: Path, sha256: str) -> None:
@@ -116,7 +116,7 @@ def require_digest(file: Path, sha256: str) -> None:
     with reading(file, _REMEDY):
         digest = sha256_of(file)
     if digest != sha256:
-        raise DataError(f"{file} is damaged: its SHA-256 is not the one it was written with; {_REMEDY}")
+        raise DataError(f"{file} is damaged: its SHA-256 has changed since it was written; {_REMEDY}")
 
 
 def digest_of(shards: Iterable[Mapping[str, Any]]) -> str:
@@ -163,7 +163,7 @@ def open_tokens(path: Path, layout: Layout | None = None) -> npt.NDArray[np.uint
     head = np.frombuffer(mapped, dtype="<i4", count=min(size // 4, HEADER))
     headed = layout != "raw" and bool(head.size) and head[0] == MAGIC
     if fault := _fault(head, size, layout, headed):
-        raise DataError(f"{path} {fault}: it is damaged, or no file of uint16 tokens; write it anew")
+        raise DataError(f"{path} {fault}: it is damaged, or not uint16 tokens; write it again")
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)  # windows are read at random places: else each brings its neighbours along
     return np.frombuffer(mapped, dtype=TOKEN, offset=4 * HEADER if headed else 0)

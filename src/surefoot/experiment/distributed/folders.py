@@ -141,10 +141,10 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> str | None:
         digests = json.loads((folder / MANIFEST).read_bytes())["sha256"]
         there = {path.name for path in folder.iterdir()} - {MANIFEST}
         if there != digests.keys() or not {".metadata", FACTS} <= there:
-            return f"{folder} is damaged: its files are not those of {MANIFEST}: {sorted(there ^ digests.keys())}"
+            return f"{folder} is damaged: its files differ from {MANIFEST}: {sorted(there ^ digests.keys())}"
         for name in sorted(digests)[share::shares]:
             if sha256_of(folder / name) != digests[name]:
-                return f"{folder / name} is damaged: its SHA-256 is not the one it was saved with"
+                return f"{folder / name} is damaged: its SHA-256 has changed since it was saved"
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder} cannot be verified: {MANIFEST} is missing or damaged ({type(error).__name__}: {error})"
     return None
@@ -157,7 +157,7 @@ def facts_of(folder: Path, names: Collection[str]) -> dict[str, Any]:
     except ValueError:
         facts = None
     if not isinstance(facts, dict) or not facts.keys() >= {*names}:
-        raise CheckpointError(f"{folder / FACTS} is damaged: it has not all of {', '.join(names)}")
+        raise CheckpointError(f"{folder / FACTS} is damaged: it lacks some of {', '.join(names)}")
     return facts
 
 
@@ -193,7 +193,7 @@ class _Reader(FileSystemReader):
                 metadata: Metadata = _Unpickler(file).load()
             for name in {place.relative_path for place in metadata.storage_data.values()}:
                 if Path(name).name != name or not (folder / name).is_file():
-                    raise pickle.UnpicklingError(f"it names {name!r}, which is no file of the folder")
+                    raise pickle.UnpicklingError(f"it names {name!r}, which is not in the folder")
         except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, IndexError, KeyError, ValueError) as error:
             raise CheckpointError(f"{folder / '.metadata'} is not a description of tensors: {error}") from None
         metadata.storage_meta = metadata.storage_meta or StorageMeta()

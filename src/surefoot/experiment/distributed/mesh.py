@@ -59,11 +59,11 @@ def parse(text: str | None, ranks: int) -> MeshShape:
     parts = [re.fullmatch(rf"({'|'.join(AXES)})=0*([1-9][0-9]*)", part.strip()) for part in text.split(",")]
     sizes = {part[1]: int(part[2]) for part in parts if part}
     if len(sizes) < len(parts):
-        raise ValueError(f"the mesh {text!r} is not axes of {', '.join(AXES)}, each once with a size: fsdp=4,tp=2")
+        raise ValueError(f"the mesh {text!r} must name {', '.join(AXES)} at most once, with sizes: fsdp=4,tp=2")
     shape = MeshShape(**sizes)
     if (size := math.prod(shape)) != ranks:
         remedy = f"torchrun --nproc-per-node {size}, or another mesh"
-        raise ValueError(f"the mesh {text} has {size} processes, and {ranks} were started: {remedy}")
+        raise ValueError(f"the mesh {text} needs {size} processes, but {ranks} were started: {remedy}")
     return shape
 
 
@@ -226,7 +226,7 @@ def _split_products(model: nn.Module, mesh: Any) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     if not isinstance(model, Decoder):
-        raise ValueError("tensor parallelism cuts reference and published models alone: use fsdp=... for others")
+        raise ValueError("tensor parallelism needs a reference or published model: use fsdp=... for others")
     first = model.blocks[0]
     assert isinstance(first, Block)
     heads, names = first.attention.heads, dict(first.named_modules())

@@ -65,7 +65,7 @@ class Processes:
         each, rest = divmod(count, parts * self.shares)
         if rest:
             equal = f"{parts * self.shares} equal parts ({parts} passes on {self.shares} shares of the mesh)"
-            raise ValueError(f"a batch of {count} sequences cannot be cut into {equal}: choose a multiple")
+            raise ValueError(f"a batch of {count} sequences cannot be split into {equal}: choose a multiple")
         start = (part * self.shares + self.share) * each
         return slice(start, start + each)
 

@@ -107,7 +107,7 @@ class LlamaConfig(DecoderConfig):
         if self.intermediate is not None and self.intermediate < 1:
             raise ValueError(f"intermediate must be at least 1, got {self.intermediate}")
         if self.norm == "in" and self.mixture is not None:
-            raise ValueError("experts need the norm before them: norm='in' has none, take norm='pre'")
+            raise ValueError("experts need a norm before them, which norm='in' lacks: give norm='pre'")
 
     @property
     def inner(self) -> int:

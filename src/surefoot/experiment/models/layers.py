@@ -78,7 +78,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if not 1 <= self.active <= self.experts:
-            raise ValueError(f"a token takes 1 to {self.experts} of {self.experts} experts, not {self.active}")
+            raise ValueError(f"active must be from 1 to {self.experts}, not {self.active}")
 
 
 class Experts(nn.Module):

@@ -33,7 +33,7 @@ class Size:
             below = self.width // self.head_dim * self.head_dim
             near = ", ".join(str(w) for w in (below, below + self.head_dim) if w > 0)
             text = f"width {self.width} is not a multiple of the head dimension {self.head_dim}"
-            raise ValueError(f"{text}: take width {near}, or a head dimension that divides it")
+            raise ValueError(f"{text}: use width {near}, or a head dimension that divides it")
 
     @property
     def heads(self) -> int:
@@ -90,5 +90,5 @@ def refuse_other(name: str, **given: int | None) -> None:
     """
     for field, value in given.items():
         if value is not None and value != (actual := getattr(PUBLISHED[name], field)):
-            other = f"leave it out, or take a reference model of any size ({', '.join(REFERENCES)})"
+            other = f"leave it out, or use a reference model of any size ({', '.join(REFERENCES)})"
             raise ValueError(f"{name} has {field} {actual}, not {value}: {other}")

@@ -34,18 +34,18 @@ def call(target: str, *arguments: int) -> nn.Module:
             model = function(*arguments)
     except (Exception, SystemExit) as error:
         how = f"with {', '.join(map(str, arguments))}" if arguments else "without arguments"
-        hint = "; --width calls it with one" if isinstance(error, TypeError) and not arguments else ""
+        hint = "; --width gives it one" if isinstance(error, TypeError) and not arguments else ""
         kind = ValueError if isinstance(error, TypeError | ImportError | ValueError) else RuntimeError
-        raise kind(f"{target}: it is called {how}, and failed: {_told(error)}{hint}") from error
+        raise kind(f"{target}: calling it {how} failed: {_told(error)}{hint}") from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{target}: it returned a {type(model).__name__}, not an nn.Module")
+        raise ValueError(f"{target} returned a {type(model).__name__}, not an nn.Module")
     return model
 
 
 def _function(target: str) -> Any:
     place, _, name = target.partition(":")
     if not name or not place or place.startswith("."):
-        raise ValueError(f"{target!r} is not module:function, as in my_package.model:build")
+        raise ValueError(f"{target!r} is not module:function, such as my_package.model:build")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

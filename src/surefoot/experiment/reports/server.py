@@ -38,7 +38,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, directories: Sequence[Path], port: int = PORT) -> None:
         for directory in directories:
             if not directory.is_dir():
-                begun = f"{directory} does not exist: give the run directory of a command that has begun"
+                begun = f"{directory} does not exist: give the run directory of a started command"
                 raise with_remedy(FileNotFoundError(begun), Locate(directory))
         super().__init__((ADDRESS, port), _Handler)
         self.url: str = f"http://{ADDRESS}:{self.server_port}/"

@@ -89,7 +89,7 @@ class Ray:
             try:  # where nothing listens, Ray itself would go on trying for many minutes
                 socket.create_connection((host, int(port)), timeout=10).close()
             except OSError as error:
-                message = f"no Ray cluster at {self._address} ({error}): give the address of its head"
+                message = f"no Ray cluster at {self._address} ({error}): give its head's address"
                 raise ConnectionError(message) from None
         sigterm = signal.getsignal(signal.SIGTERM)
         self._ray.init(self._address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
@@ -99,7 +99,7 @@ class Ray:
         there = self._ray.cluster_resources().get("GPU", 0)
         if there < self._gpus:
             self.close()
-            raise ValueError(f"--gpus-per-run {self._gpus:g}: no run would ever begin, Ray has {there:g} GPUs here")
+            raise ValueError(f"--gpus-per-run {self._gpus:g}: no run could start, Ray has only {there:g} GPUs")
 
     def _end(self, handle: Any) -> Any:
         errors = self._ray.exceptions
@@ -166,7 +166,7 @@ class Slurm:
         except self._errors.FailedJobError as error:  # what was sent or returned cannot be read there
             return Raised.of(error)
         except self._errors.UncompletedJobError:
-            return Killed(f"slurm job {job.job_id} left no result, its state is {job.state}, see {job.paths.stderr}")
+            return Killed(f"slurm job {job.job_id} left no result; state {job.state}, see {job.paths.stderr}")
         if isinstance(end, Raised) and end.summary.startswith("UncompletedJobError"):  # submitit's, on a signal
             return Killed(f"slurm job {job.job_id} was stopped: {end.summary}")
         return end

@@ -247,7 +247,7 @@ class Question:
         """Raise ValueError if the baseline takes no part."""
         if self.baseline not in comparison.names:
             names = ", ".join(comparison.names)
-            raise ValueError(f"baseline {self.baseline} takes no part: add it to --recipes, or choose one of {names}")
+            raise ValueError(f"baseline {self.baseline} is not compared: add it to --recipes, or choose one of {names}")
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def load(directory: Path) -> tuple[dict[str, Any], list[Record]]:
     """
     kind, config = configs.kind_of(directory)
     if kind != "transfer":
-        raise ValueError(f"{directory} holds no sweep: it is of {kind}")
+        raise ValueError(f"{directory} holds a run of {kind}, not a sweep")
     for key, type_ in (("recipes", str), ("widths", int)):
         if not isinstance(values := config.get(key), list) or not all(isinstance(value, type_) for value in values):
             raise ValueError(f"{directory / configs.CONFIG}: {key} must be a list of {type_.__name__}, got {values!r}")

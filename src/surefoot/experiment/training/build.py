@@ -119,8 +119,7 @@ def _require_logits(name: str, model: nn.Module, vocab: int, context: int) -> No
         with torch.random.fork_rng(devices=[]):
             logits = model(tokens)
     except Exception as error:  # whatever a user's own code raises
-        called = f"called with a sequence of {context} tokens below {vocab}"
-        raise ValueError(f"{name}: {called}, it failed: {error}") from error
+        raise ValueError(f"{name} failed on a sequence of {context} tokens below {vocab}: {error}") from error
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if not isinstance(shape, tuple) or shape[:-1] != (1, context) or shape[-1] < vocab:
-        raise ValueError(f"{name}: it must return logits (batch, {context}, {vocab} or more) and returned {shape}")
+        raise ValueError(f"{name} must return logits (batch, {context}, {vocab} or more), not {shape}")

@@ -87,7 +87,7 @@ def load(path: Path) -> dict[str, Any]:
         payload = None
     if not isinstance(payload, dict):
         other = "other things than tensors, numbers, strings and their lists"
-        raise CheckpointError(f"{path} is no checkpoint: it holds {other}")
+        raise CheckpointError(f"{path} is not a checkpoint: it holds {other}")
     return payload
 
 
@@ -202,7 +202,7 @@ class Checkpoints:
             return
         paths = processes.together(self.paths() if processes.first else [])[0]
         if paths and self.start == "never":
-            message = f"{paths[0]} exists: choose another directory, or go on from there with --resume auto"
+            message = f"{paths[0]} exists: choose another directory, or continue it with --resume auto"
             raise with_remedy(ValueError(message), OtherDirectory())
         for path in paths:
             try:
@@ -212,20 +212,20 @@ class Checkpoints:
                 problem = error
                 self._passed.add(path)
                 if processes.first:
-                    warnings.warn(f"{error}; passed over", stacklevel=2)
+                    warnings.warn(f"{error}; skipped", stacklevel=2)
         if problem is not None:
-            remedy = "no other one can be read: delete them to begin anew, or start in another folder"
+            remedy = "no other can be read: delete them to start anew, or choose another folder"
             raise with_remedy(CheckpointError(f"{problem}; {remedy}"), OtherDirectory())
 
     def _start_from(self, run: Run, path: Path) -> None:
         """Go on from a checkpoint that was asked for, wherever it lies."""
-        missing = f"there is no checkpoint {path}: --resume takes the path of a step-N.pt or of a folder step-N"
+        missing = f"there is no checkpoint {path}: --resume takes the path of a file step-N.pt or folder step-N"
         problem = with_remedy(CheckpointError(missing), Locate(path))
         agree(run.layout.processes, lambda: None if path.exists() else problem)
         try:
             self._restore(run, path)
         except CheckpointError as error:
-            raise CheckpointError(f"{error}; start from another one with --resume") from None
+            raise CheckpointError(f"{error}; resume from another, --resume PATH") from None
 
     def _restore(self, run: Run, path: Path) -> None:
         """Go on from one checkpoint; a `CheckpointError` on one process is raised on all."""
@@ -235,7 +235,7 @@ class Checkpoints:
             state: dict[str, Any] = {}
             agree(run.layout.processes, lambda: state.update(load(path)))
             if missing := [name for name in run.state() if name not in {*state, "average"}]:
-                raise CheckpointError(f"{path} is no checkpoint of a run: it has no {', '.join(missing)}")
+                raise CheckpointError(f"{path} is not a checkpoint of a run: it has no {', '.join(missing)}")
             run.load_state(state)
         if self.on_resume and run.layout.processes.first:
             self.on_resume(path)

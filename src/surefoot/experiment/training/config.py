@@ -67,7 +67,7 @@ class Optimisation(Settings):
     lr: float = setting(AUTO, "peak learning rate, or auto: by the length of the run, or the method's own", RATE)
     average: float | str = setting(
         0.0,
-        "average the weights, too, with this decay (0.99, 0.999), or those of the last part of the steps (last:0.2), "
+        "also average the weights, with this decay (0.99, 0.999) or over the last part of the steps (last:0.2), "
         "and evaluate the average; 0: no average",
         AVERAGE,
         metavar="DECAY|last:PART",
@@ -83,10 +83,10 @@ class Schedule(Settings):
     """
 
     steps: int = setting(120, "optimizer steps of a run", COUNT)
-    warmup: float = setting(0.1, "first part of the steps, over which the rate rises linearly", FRACTION)
+    warmup: float = setting(0.1, "first fraction of the steps, over which the rate rises linearly", FRACTION)
     decay: float = setting(
         1.0,
-        "last part of the steps, over which the rate falls to 0; 1: all after the warm-up",
+        "last fraction of the steps, over which the rate falls to 0; 1: all after the warm-up",
         FRACTION,
         flag="--cooldown",
         metavar="COOLDOWN",
@@ -168,7 +168,7 @@ class TrainConfig(Schedule, Optimisation, Architecture):
     device: Device = setting("cpu", "where to train", choices=get_args(Device))
     autocast: Autocast = setting(
         "none",
-        "dtype of the forward pass's products, on a CPU of large layers'; weights and loss stay float32",
+        "dtype of products in the forward pass (CPU: large layers'); weights and loss stay float32",
         choices=get_args(Autocast),
     )
     seed: int = setting(0, "seed of initial weights and data order", SEED)

@@ -219,7 +219,7 @@ def stabiliser(text: str) -> Stabiliser:
         numbers = []
     if len(numbers) != len(values) or not least <= len(values) <= len(taken):
         form = "".join(f":{p.name.upper()}" if p.default is p.empty else f"[:{p.name.upper()}]" for p in taken)
-        raise ValueError(f"stabiliser {text!r} is written {name}{form}")
+        raise ValueError(f"stabiliser {text!r} must be written {name}{form}")
     try:
         return STABILISERS[name](*numbers)
     except ValueError as error:
@@ -250,5 +250,5 @@ def method(name: str, bound: str | None = None) -> Method:
     if bound is None:
         return chosen
     if not isinstance(chosen, Steepest):
-        raise ValueError(f"{name} is torch's own optimizer and takes no stabiliser; {bound!r} needs a recipe")
+        raise ValueError(f"{name} is torch's own optimizer, without stabilisers: for {bound!r} choose a recipe")
     return replace(chosen, stabiliser=stabiliser(bound))

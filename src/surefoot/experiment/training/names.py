@@ -70,11 +70,11 @@ def parse(text: str, names: tuple[str, ...] = METHODS) -> tuple[str, float | Non
     if not colon:
         return name, None
     if name not in VALUES:
-        raise ValueError(f"{text!r}: {name} takes no value; {', '.join(VALUES)} do, as in moga_row:1.5")
+        raise ValueError(f"{text!r}: {name} takes no value; {', '.join(VALUES)} do, like moga_row:1.5")
     try:
         return name, float(value)
     except ValueError:
-        raise ValueError(f"{text!r}: {value!r} is no number; write it as in moga_row:1.5") from None
+        raise ValueError(f"{text!r}: {value!r} is not a number; write it like moga_row:1.5") from None
 
 
 def parse_at(text: str) -> tuple[str, float]:
@@ -99,7 +99,7 @@ def parse_at(text: str) -> tuple[str, float]:
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise ValueError(f"{text!r} names no learning rate above 0; write it as in muon@0.02")
+        raise ValueError(f"{text!r} lacks a learning rate above 0; write it like muon@0.02")
     return method, math.log2(value)
 
 

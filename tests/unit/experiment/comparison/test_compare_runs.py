@@ -179,9 +179,9 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(finished, tmp_path, s
     [
         ({"recipes": ("steady", "steady")}, "recipes and published settings names a value twice"),
         ({"published": ("muon@0.1", "muon@0.1")}, "names a value twice"),
-        ({"published": ("muon",)}, "'muon' names no learning rate above 0; write it as in muon@0.02"),
-        ({"published": ("muon@-1",)}, "names no learning rate"),
-        ({"published": ("muon@nan",)}, "names no learning rate"),
+        ({"published": ("muon",)}, "'muon' lacks a learning rate above 0; write it like muon@0.02"),
+        ({"published": ("muon@-1",)}, "lacks a learning rate"),
+        ({"published": ("muon@nan",)}, "lacks a learning rate"),
         ({"published": ("sgd@0.1",)}, "unknown method 'sgd'"),
         ({"rates_per_recipe": 2}, "a search needs at least 3"),
         ({"tuning_seeds": 0}, "seeds is empty"),
@@ -193,6 +193,6 @@ def test_wrong_comparisons_are_refused(changes, message):
 
 
 def test_a_baseline_that_takes_no_part_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"muon takes no part: add it to --recipes, or choose one of steady, adamw"):
+    with pytest.raises(ValueError, match=r"muon is not compared: add it to --recipes, or choose one of steady, adamw"):
         run(comparison(), Question("muon"), tmp_path / "run", fake)
     assert not (tmp_path / "run").exists()
