@@ -82,8 +82,7 @@ class Plan:
             model: any module, on any device, the meta device included.
             recipe: the role table; default `recipes.steady()`.
             run: length of the run; sets the decay, and the learning rate if the recipe has a rate law (`Recipe.rate`).
-            stabiliser: of every role but an override's Role, applied before an override's function; its radius is in
-                the role's unit (head: log V).
+            stabiliser: of every role but an override's Role, before functions; radius in the role's unit (head: log V).
             overrides: `(where, change)` pairs, see `Override`.
             head: name of the LM head's module, or names; `()` for none.
             tied: rule for a table that is embedding and head, and for what is added to its rows: "head"; "embedding",
@@ -259,13 +258,16 @@ def _require(*given: object) -> None:
 
 def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
     """The learning rate as given, or that of the plan's run; a warning where both are known and far apart."""
-    law = plan.rate if plan is not None else None
+    law, warn = plan.rate if plan is not None else None, logging.getLogger("surefoot").warning
     if lr is not None:
         if law and isinstance(lr, int | float) and lr and not law / 16 <= lr <= 16 * law:
             what = f"lr {lr:.3g} is {lr / law:.3g} times the run's {law:.3g}: is it another optimizer's?"
-            logging.getLogger("surefoot").warning(f"surefoot: {what} Leave lr out for the run's")
+            warn(f"surefoot: {what} Leave lr out for the run's")
         return lr
-    if law is not None:
+    if law is not None and plan is not None and plan.run is not None:
+        wiring = {placement.role.name for placement in plan.placements.values()}
+        if plan.run.steps < 250 and {"tied_positions", "bias"} <= wiring:  # docs/transfer.md, "hf gpt2"
+            warn(f"surefoot: a tied table with positions and biases, in under 250 steps: lr={law / 2:.3g} is better")
         return law
     reason = "no run is known: give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or Plan.of(..., run=run)"
     if plan is not None and plan.run:

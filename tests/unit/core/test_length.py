@@ -85,6 +85,20 @@ def test_print_says_where_the_rate_comes_from():
     assert "no law, for 1,000 steps" in str(sf.Plan.of(model(), recipes.muon(), run=RUN))
 
 
+@pytest.mark.parametrize(
+    ("steps", "tied", "lr", "said"),
+    [(249, True, None, 1), (250, True, None, 0), (249, False, None, 0), (249, True, 0.1, 0)],
+)
+def test_a_short_run_of_gpt_2s_wiring_is_told_to_take_half(steps, tied, lr, said, caplog):
+    net = nn.ModuleDict({"rows": nn.Embedding(64, 16), "positions": nn.Embedding(8, 16), "up": nn.Linear(16, 16)})
+    net["head"] = nn.Linear(16, 64, bias=False)
+    if tied:
+        net["head"].weight = net["rows"].weight
+    optimizer = sf.SteepestDescent(net, run=sf.Run(steps, 1024), lr=lr)
+    half = f"lr={optimizer.defaults['lr'] / 2:.3g} is better"
+    assert len([record for record in caplog.records if half in record.message]) == said
+
+
 def test_without_a_rate_or_a_law_the_error_says_both_ways():
     both = r"give lr=\.\.\., or SteepestDescent\(model, run=Run\(steps, tokens\)\)"
     with pytest.raises(ValueError, match=rf"learning rate is missing and no run is known: {both}"):
