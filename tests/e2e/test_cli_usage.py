@@ -47,7 +47,7 @@ assert not heavy, heavy
         (["audit", "--recipe", "moga_row:wide"], "'moga_row:wide': 'wide' is not a number"),
         (["audit", "--recipe", "adamw"], "unknown method 'adamw'; choose one of steady,"),
         (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
-        (["train", "--lr", "1e31"], "lr must lie between 0 and 2**100"),
+        (["train", "--lr", "1e37"], "lr must lie between 0 and 2**120"),
         (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
         (
             ["train", "--keep-best"],

@@ -39,7 +39,7 @@ def corpus() -> Corpus:
     [
         ({"width": 0}, "width must be at least 1, got 0"),
         ({"steps": -1}, "steps must be at least 1"),
-        ({"lr": math.nan}, "lr must be finite and not negative"),
+        ({"lr": math.nan}, "lr must lie between 0 and"),
         ({"warmup": 1.5}, "warmup must lie between 0 and 1, got 1.5"),
         ({"decay": -0.1}, "decay must lie"),
         ({"cooldown_shape": "cosine"}, "cooldown_shape='cosine' is unknown; choose linear, sqrt or power:P"),

@@ -179,7 +179,7 @@ def _averages(value: float | str) -> bool:
 
 
 RATE = Number(  # a command reads it by `cli.options.rate`, which wants more than 0
-    "rate", float, "must lie between 0 and 2**100, or be auto", lambda value: value == AUTO or 0 <= value <= 2.0**100
+    "rate", float, "must lie between 0 and 2**120, or be auto", lambda value: value == AUTO or 0 <= value <= 2.0**120
 )
 
 AVERAGE = Number(
