@@ -135,13 +135,13 @@ def test_a_damaged_folder_is_passed_over_and_runs_nothing(tmp_path, saved, harm)
     harm(folder / "step-00000004", mark)
     torch.set_default_dtype(torch.float64)
     run = Run(TrainConfig(**FIRST, steps=4), text())
-    with pytest.warns(UserWarning, match=r"(?s)step-00000004.*passed over"):
+    with pytest.warns(UserWarning, match=r"(?s)step-00000004.*skipped"):
         Checkpoints(folder).resume(run)
     assert run.step == 2
     assert not mark.exists()
     harm(folder / "step-00000002", mark)
     if harm is not elsewhere:
-        with pytest.warns(UserWarning, match="passed over"), pytest.raises(ValueError, match="no other can be read"):
+        with pytest.warns(UserWarning, match="skipped"), pytest.raises(ValueError, match="no other can be read"):
             Checkpoints(folder).resume(Run(TrainConfig(**FIRST, steps=4), text()))
     assert not mark.exists()
 
@@ -165,7 +165,7 @@ def resumes(rank, folder, unreadable=None):
         warnings.simplefilter("always")
         with mock.patch.object(checkpoint, "load", load):
             Checkpoints(Path(folder)).resume(run)
-    return {"step": run.step, "told": sum("passed over" in str(warning.message) for warning in told)}
+    return {"step": run.step, "told": sum("skipped" in str(warning.message) for warning in told)}
 
 
 @pytest.mark.parametrize("harm", [flipped, pickled, pickled_entry])
