@@ -264,9 +264,9 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
             what = f"lr {lr:.3g} is {lr / law:.3g} times the run's {law:.3g}: is it another optimizer's?"
             warn(f"surefoot: {what} Leave lr out for the run's")
         return lr
-    if law is not None and plan is not None and plan.run is not None:
+    if plan is not None and law is not None:
         wiring = {placement.role.name for placement in plan.placements.values()}
-        if plan.run.steps < 250 and {"tied_positions", "bias"} <= wiring:  # docs/transfer.md, "hf gpt2"
+        if plan.run and plan.run.steps < 250 and {"tied_positions", "bias"} <= wiring:  # docs/transfer.md, "hf gpt2"
             warn(f"surefoot: a tied table with positions and biases, in under 250 steps: lr={law / 2:.3g} is better")
         return law
     reason = "no run is known: give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or Plan.of(..., run=run)"
