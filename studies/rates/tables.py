@@ -136,5 +136,6 @@ TABLES = {
     "rates_law": law,
     "one_rate": rivals,
     "biases": partial(changed, "steady_quarter", "steady_even"),
-    "queries": partial(changed, "steady_even", "steady"),
+    "queries": partial(changed, "steady_even", "steady_small"),
+    "small_rows": partial(changed, "steady_small", "steady"),
 }

@@ -113,9 +113,14 @@ class Kind:
         return replace(role, geometry=TransposedConvSpectral(geometry.method, stride), initial=LinearNormal(stride))
 
 
+def scaled(initial: Initial, factor: float) -> Initial:
+    """Initial values times a factor; a model's own stay as they are."""
+    return initial if isinstance(initial, AsBuilt) else Scaled(initial, factor)
+
+
 def times(role: Role, factor: float) -> Role:
     """Multiply a role's learning rate, initial values and radii by factor; decay takes the same part of a weight."""
-    initial = role.initial if isinstance(role.initial, AsBuilt) else Scaled(role.initial, factor)
+    initial = scaled(role.initial, factor)
     scale, unit, decay = Times(factor, role.lr_scale), Times(factor, role.radius_unit), role.stabiliser
     if isinstance(decay, DecoupledWeightDecay):
         decay = replace(decay, lr_scale=Times(factor, decay.lr_scale))

@@ -38,7 +38,7 @@ _WHAT = {"head": "logits are", "embedding": "rows are", "branch": "what it adds 
 
 def multiplied(search: Search, kinds: Kinds) -> Kinds:
     """Add to the kinds the units of what the model multiplies, and of rows that are added to its head's."""
-    constants = {key: said for module in search.model.modules() for key, said in _constants(module)}
+    constants = constants_of(search.model)
     tables = [("embedding", search.parameters[name]) for name, kind in kinds.items() if kind and kind.name == "head"]
     rows = [(1 / constant, why) for constant, why in (constants[key] for key in tables if key in constants)]
     found = dict(kinds)
@@ -50,6 +50,11 @@ def multiplied(search: Search, kinds: Kinds) -> Kinds:
             factor, why = 1 / math.prod(constant for constant, _ in said), "; ".join([kind.why, *(x for _, x in said)])
             found[name] = replace(kind, units=(*kind.units, partial(times, factor=factor)), why=why)
     return found
+
+
+def constants_of(model: nn.Module) -> dict[tuple[str, nn.Parameter], tuple[float, str]]:
+    """What a model multiplies by constants: (use, parameter) -> (constant, reason)."""
+    return {key: said for module in model.modules() for key, said in _constants(module)}
 
 
 def lengths(search: Search, kinds: Kinds) -> Kinds:

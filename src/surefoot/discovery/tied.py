@@ -5,9 +5,13 @@ embedding's rows `x = W_i` have RMS 1, a head's logits `<W_i, x>` are Theta(1) w
 head's rule inputs have RMS `1/d`, which the first norm layer undoes. A model whose logits are `<W_i, x> / d` has rows
 of RMS 1 in both. Hence the choices of `Plan.of(tied=...)`.
 
+Under the head's rule a residual stream starts small, and branches as large as beside rows of RMS 1 would hide which
+token it is: `small_rows` makes the first rows larger and the branches smaller, where the model multiplies neither rows
+nor logits (decision 32).
+
 Rows that are added to such a table's, as learned positions or token types, take its scale: beside a position of RMS 1 a
-token's row is only `1/d`, so that at d = 768 the model sees positions only. Added rows therefore get the table's rule,
-its initial values and its unit of radii.
+token's row is only `1/d`, so that at d = 768 the model sees positions only. Added rows therefore get the head's rule,
+its initial values and the table's unit of radii.
 """
 
 from collections import defaultdict
@@ -17,11 +21,15 @@ from functools import partial
 
 from torch import nn
 
-from surefoot.discovery.kinds import Guess, Kind, Kinds, Search, Tied
+from surefoot.discovery.kinds import Guess, Kind, Kinds, Search, Tied, scaled
 from surefoot.discovery.known_classes import adds_projected_tables
+from surefoot.discovery.multiplied import constants_of
 from surefoot.scaling import Constant, LogRows
 
 ADDED = ("embedding", "positions")
+
+COUNT = 4
+"""Branches that one counts as where the stream starts at small rows."""
 
 
 def tied(search: Search, kinds: Kinds) -> Kinds:
@@ -97,7 +105,7 @@ def added(search: Search, kinds: Kinds) -> Kinds:
     By the tree of modules: a module that has the table, itself or in a child with nothing but tables, adds its other
     tables of the same width to it. By class: tables that are added after a projection to another width.
     """
-    heads = [n for n, k in kinds.items() if isinstance(k, Tied) and (search.said(n) or k.name) == "head"]
+    heads = _as_heads(search, kinds)
     candidates = {search.parameters[n]: (n, k) for n, k in kinds.items() if k and k.name in ADDED and n not in heads}
     changed = Kinds()
     for table_name in heads:
@@ -108,6 +116,32 @@ def added(search: Search, kinds: Kinds) -> Kinds:
             why = f"{kind.why}; added to {table_name}, which is tied: its rule, rows of RMS 1/d"
             changed[name] = Kind("tied_positions", why, initial=kind.initial, units=units)
     return kinds | changed
+
+
+def small_rows(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds, where a tied table under the head's rule starts larger and branches of streams as wide count as more.
+
+    The table starts at `log V` times an untied head's initial values: norm 1 in the unit of its radius. Each branch
+    counts as four, so that `Recipe.depth` makes what writes into the stream start and move by less. Neither applies to
+    a table whose rows or logits the model multiplies by a constant.
+    """
+    tables, constants = _as_heads(search, kinds), constants_of(search.model)
+    shapes = {n: tuple(p.shape) for n, p in search.parameters.items()}
+    multiplied = {p for use, p in constants if use in ("embedding", "head")}
+    small = {n: LogRows()(shapes[n]) for n in tables if search.parameters[n] not in multiplied}
+    widths = {shapes[name][-1] for name in small}
+    found = kinds | {n: replace(tables[n], initial=partial(scaled, factor=factor)) for n, factor in small.items()}
+    for name, kind in kinds.items():
+        if kind and kind.branches and widths & {*shapes[name]}:
+            why = f"{kind.why}, each as {COUNT} beside the small rows of a tied table"
+            found[name] = replace(kind, branches=COUNT * kind.branches, why=why)
+    return found
+
+
+def _as_heads(search: Search, kinds: Kinds) -> dict[str, Tied]:
+    """Tied tables under the head's rule."""
+    tables = {name: kind for name, kind in kinds.items() if isinstance(kind, Tied)}
+    return {name: kind for name, kind in tables.items() if (search.said(name) or kind.name) == "head"}
 
 
 def _added_to(model: nn.Module, table: nn.Parameter, candidates: Set[nn.Parameter]) -> Iterator[nn.Parameter]:

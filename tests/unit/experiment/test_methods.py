@@ -74,10 +74,12 @@ def test_torch_initial_values_have_torchs_distribution(kind):
             assert float(p.detach().abs().max()) == pytest.approx(float(q.detach().abs().max()), rel=0.01), name
 
 
-def test_a_tied_head_starts_as_the_embedding():
-    model = reference("gpt", 64, head="tied")
+@pytest.mark.parametrize(("head", "std"), [("tied", (3 * 64) ** -0.5), ("tied_scaled", 1.0)])
+def test_a_tied_head_starts_as_a_linear_layer_unless_logits_are_divided(head, std):
+    model = reference("gpt", 64, head=head)
     initial_values.torch_(model, 0)
-    assert float(model.head.weight.detach().std()) == pytest.approx(1.0, rel=0.05)
+    assert model.head.weight is model.embedding.weight
+    assert float(model.head.weight.detach().std()) == pytest.approx(std, rel=0.05)
 
 
 def test_baselines_refuse_other_modules():

@@ -14,6 +14,9 @@ from surefoot.plan import Plan
 def torch_(model: nn.Module, seed: int) -> None:
     """Write torch's own initial values: uniform within `1/sqrt(d_in)` for Linear and each expert, std 1 for Embedding.
 
+    A table that is also the head, whose logits nothing divides, gets a Linear's: with an Embedding's the first logits
+    have a standard deviation of `sqrt(d)`, which costs AdamW .1 to .9 nats after 150 steps.
+
     Args:
         model: written to.
         seed: the values are a function of it and of the parameters' names.
@@ -22,10 +25,12 @@ def torch_(model: nn.Module, seed: int) -> None:
         ValueError: a module of another type with parameters of its own; the message names it.
     """
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters()}  # a tied head's is the table's
+    divided = bool(getattr(model, "output_multiplier", None))
+    heads = {m.weight for m in model.modules() if isinstance(m, nn.Linear) and not divided}
     for name, module in model.named_modules():
         if name not in owners:
             continue
-        if isinstance(module, nn.Linear | Experts):
+        if isinstance(module, nn.Linear | Experts) or (isinstance(module, nn.Embedding) and module.weight in heads):
             for key, parameter in module.named_parameters(recurse=False):
                 bound = 1 / math.sqrt(getattr(module, "in_features", parameter.shape[-1]))
                 nn.init.uniform_(parameter, -bound, bound, generator=generator_for(f"{name}.{key}", seed))
