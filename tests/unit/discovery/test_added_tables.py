@@ -1,6 +1,7 @@
 """What is added to a tied table takes its rule, its initial values and its unit of radii, whatever holds it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import Plan, recipes
+from surefoot.experiment.models.decoder import reference
+from surefoot.initialise import AsBuilt
+from surefoot.recipes import DepthRule
 from surefoot.scaling import Constant
 
 V, D = 50, 8
@@ -157,3 +161,62 @@ def test_a_table_named_as_the_head_is_tied_unless_another_of_its_shape_is_for_th
     twice = Own(**both, out=nn.Embedding(V, D), block=block())
     assert roles(twice, head="out") == ["embedding", "embedding"]
     assert roles(twice, head=("words", "out")) == ["head", "tied_positions"]
+
+
+def stack(kind, **options):
+    return reference(kind, 32, 4, head_dim=8, vocab=V, **options)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "moe"])
+def test_a_tied_table_starts_at_the_unit_of_its_radius_and_branches_beside_it_count_as_four(kind):
+    plain, plan = Plan.of(stack(kind)), Plan.of(model := stack(kind, head="tied"))
+    plan.initialise_(model, 0)
+    table = model.embedding.weight.detach()
+    assert float(table.std()) == pytest.approx(math.log(V) / 32, rel=0.05)
+    writes = [name for name in plan if "branches" in plan[name].why]
+    assert {name.split(".")[-2 if name.endswith("weight") else -1] for name in writes} >= {"output"}
+    assert len(writes) == 8
+    for name in plan:
+        if plain[name].role.name != "embedding":
+            changed = DepthRule().of(32) if name in writes else (lambda role: role)  # 4 blocks of 2 branches, each as 4
+            usual = sf.recipes.steady().role(plain[name].role.name) if name in writes else plain[name].role
+            assert [plan[name].role] == [changed(usual)], name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overrides": [("embedding.weight", "embedding")]},
+        {"overrides": [("embedding.weight", recipes.steady().role("embedding"))]},
+        {"tied": "embedding"},
+    ],
+)
+def test_branches_beside_rows_of_rms_one_count_once(options):
+    model = stack("gpt", head="tied_scaled" if "tied" in options else "tied")
+    name = "blocks.0.mlp.down.weight"
+    assert Plan.of(model, **options)[name].role == Plan.of(stack("gpt"))[name].role
+
+
+def test_a_table_whose_rows_are_multiplied_starts_as_a_head_and_branches_count_once():
+    model, name = stack("gpt", head="tied"), "blocks.0.mlp.down.weight"
+    model.embedding.__class__ = type("Multiplied", (nn.Embedding,), {"embed_scale": 32**0.5})
+    plan = Plan.of(model)
+    assert plan["embedding.weight"].role.initial == recipes.steady().role("head").initial
+    assert plan[name].role == Plan.of(stack("gpt"))[name].role
+
+
+def test_only_streams_as_wide_as_the_tied_table_count_their_branches_as_four():
+    text, pictures = stack("gpt", head="tied"), reference("gpt", 16, 4, head_dim=8, vocab=V).blocks
+    plan = Plan.of(nn.ModuleDict({"text": text, "pictures": pictures}))
+    whys = {name: plan[name].why for name in plan if "branches" in plan[name].why}
+    assert {name.partition(".")[0] for name, why in whys.items() if "each as 4" in why} == {"text"}
+    assert {name.partition(".")[0] for name in whys} == {"text", "pictures"}
+
+
+def test_a_model_s_own_initial_values_of_a_tied_table_stay():
+    table = nn.Embedding(V, D)
+    own = replace(recipes.steady().role("head"), initial=AsBuilt())
+    recipe = replace(recipes.steady(), table={**recipes.steady().table, "head": own})
+    plan, before = Plan.of(model := tied(siblings(table), table), recipe), table.weight.detach().clone()
+    plan.initialise_(model, 0)
+    assert torch.equal(table.weight, before)
