@@ -199,7 +199,7 @@ def test_branches_beside_rows_of_rms_one_count_once(options):
 
 def test_a_table_whose_rows_are_multiplied_starts_as_a_head_and_branches_count_once():
     model, name = stack("gpt", head="tied"), "blocks.0.mlp.down.weight"
-    model.embedding.__class__ = type("Multiplied", (nn.Embedding,), {"embed_scale": 32**0.5})
+    model.embedding.__class__ = type("Multiplied", (nn.Embedding,), {"embed_scale": 6.0, "__module__": "transformers"})
     plan = Plan.of(model)
     assert plan["embedding.weight"].role.initial == recipes.steady().role("head").initial
     assert plan[name].role == Plan.of(stack("gpt"))[name].role
