@@ -266,8 +266,8 @@ def rate_of(plan: Plan | None, lr: float | Tensor | None) -> float | Tensor:
         return lr
     if plan is not None and law is not None:
         wiring = {placement.role.name for placement in plan.placements.values()}
-        if plan.run and plan.run.steps < 250 and {"tied_positions", "bias"} <= wiring:  # docs/transfer.md, "hf gpt2"
-            warn(f"surefoot: a tied table with positions and biases, in under 250 steps: lr={law / 2:.3g} is better")
+        if plan.run and plan.run.steps < 100 and {"tied_positions", "bias"} <= wiring:  # docs/transfer.md, "hf gpt2"
+            warn(f"surefoot: a tied table with positions and biases, in under 100 steps: lr={law / 2:.3g} is better")
         return law
     reason = "no run is known: give lr=..., or SteepestDescent(model, run=Run(steps, tokens)), or Plan.of(..., run=run)"
     if plan is not None and plan.run:
