@@ -72,6 +72,18 @@ FIGURES = [
         },
     ),
     *of(
+        "docs/layers.md",
+        {
+            "A small GPT ends {} nats lower for it after 150 steps, GPT-2's wiring {}": lambda: column(
+                "small_rows", ["gpt tied", "hf gpt2"], "loss at the given rate"
+            )
+        },
+    ),
+    *of(
+        "docs/how-to/no-sweep.md",
+        {"better there, by {} nats in 80 steps": lambda: [at("rates", "hf gpt2 128, 80 steps", "above the lowest")]},
+    ),
+    *of(
         "docs/explanation/bounds.md",
         {
             "the added time is {} to {} % of the optimizer's step, {} to {} % while": lambda: [

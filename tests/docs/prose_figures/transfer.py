@@ -1,12 +1,21 @@
 """docs/transfer.md: the default, its rivals, long runs and models as people wire them."""
 
-from figures import Value, at, column, ends, halves, most, of
+from figures import Value, apart, at, column, ends, halves, most, of
 
 from prose_figures.measured import stays
 
 OWN, NARROW = "its own best rate...", "width 32's best rate..."
 TUNED, LAW = "muon_tuned moonlight_tuned", "above steady_law"
 FAMILIES = ("gpt2", "opt", "llama", "qwen3", "gemma", "mixtral")
+EQUAL = (
+    *("gpt", "gpt tied", "gpt learned positions", "gpt biases", "gpt its own initial values", "llama", "experts"),
+    *("bpe 2k", "context 128, batch 8", "hf gpt2", "hf gpt2 its own initial values", "hf gpt2 untied", "hf llama 32"),
+    *("hf gemma", "other text", "bpe 1k", "bpe 8k", "context 256, batch 4", "width 96, depth 6", "llama 96, grouped"),
+    *("experts 96, other text", "gpt tied, bpe 1k", "hf llama", "hf qwen3", "context 256, batch 4, other text"),
+    *("hf gpt2 96, bpe 1k", "hf llama 96, other text", "gpt tied, other text", "hf gpt2 96, other text"),
+    "llama 96 tied, bpe 2k",
+)
+"""The searches of causal models at 150 steps of 1,024 tokens."""
 OTHERS = ("opt", "bert", "whisper", "llama", "qwen3", "gemma", "mixtral")
 
 
@@ -63,9 +72,15 @@ FIGURES = [
             "ahead of tuned Muon, by {} nats, and of tuned Moonlight, by {}**": lambda: above(3, TUNED, LAW),
             "as published is behind by {}, AdamW by {} and Scion by {}": lambda: above(2, "moonlight adamw scion"),
             "published by {}, of AdamW by {} and of Scion by {} (three": lambda: above(3, "moonlight adamw scion", LAW),
-            "from the 2^{} of GPT-2 with its own initial values to the other text's 2^{}": lambda: column(
-                "rates", ["hf gpt2 its own initial values", "other text"], "best rate"
-            ),
+            "lie within {} octave, from the 2^{} of grouped LLaMA to the other text's 2^{}": lambda: [
+                apart(column("rates", EQUAL, "best rate")),
+                *column("rates", ["llama 96, grouped", "other text"], "best rate"),
+            ],
+            "80 steps GPT-2's wiring loses {} nats": lambda: [at("rates", "hf gpt2 128, 80 steps", "above the lowest")],
+            "GPT-2's wiring ends {} nats below itself as it was, and {} below the same with": lambda: [
+                at("small_rows", "hf gpt2", "loss at the given rate"),
+                at("rates", "hf gpt2 untied", "loss at") - at("rates", "hf gpt2", "loss at"),
+            ],
             "transformer ends {} nats": lambda: [at("rates", "digits, vision transformer", "above the lowest")],
             "second ends {} lower at its best rate, and on 18 seeds that chose neither rate {}": lambda: [
                 at("rates", "digits, vision transformer 96...", "above the lowest", after) for after in ("", "seeds")
@@ -73,7 +88,7 @@ FIGURES = [
             "its best rate moves by {} octave over 32x the width": lambda: [
                 at("confirm_sooner", "1024", "drift from 32")
             ],
-            "costs {} nats in the mean of fifteen held-out settings, and {} in the worst": lambda: [
+            "costs {} nats in the mean of seventeen held-out settings, and {} in the worst": lambda: [
                 at("one_rate", "steady | of the length", head) for head in ("mean above", "largest")
             ],
             "with the rate of width 32, it is {} nats below a Muon": lambda: [
@@ -167,7 +182,7 @@ FIGURES = [
                     column("wiring", [f"{f} | adamw" for f in ("opt", "gemma", "mixtral", "bert, 400 steps")], "regret")
                 ),
             ],
-            "costs {} to {} nats against a head of its own in GPT-2 and OPT and {} in Whisper": lambda: [
+            "cost {} to {} nats against a head of its own in GPT-2 and OPT and {} in Whisper": lambda: [
                 *ends(untied("gpt2") + untied("opt")),
                 untied("whisper")[0],
             ],
