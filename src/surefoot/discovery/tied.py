@@ -29,7 +29,7 @@ from surefoot.scaling import Constant, LogRows
 ADDED = ("embedding", "positions")
 
 COUNT = 4
-"""Branches that one counts as where the stream starts at small rows."""
+"""How many branches each counts as where the stream starts at small rows."""
 
 
 def tied(search: Search, kinds: Kinds) -> Kinds:
