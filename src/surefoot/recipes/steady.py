@@ -41,9 +41,8 @@ def steady(per_head: bool = True) -> Recipe:
     (b1, b2) = (.9, .98), bias correction included, see `RMSScaled`. Decay takes `0.08 lr` of matrices and tables per
     step, `0.2 lr` of queries and keys; `print(plan)` shows the bounds that follow.
 
-    Queries and keys have a norm for each head, because each head has its own logits: an orthogonal step of norm eta on
-    the whole matrix may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as heads
-    are added. Where discovery finds no head size, they are treated as hidden matrices.
+    Queries and keys have a norm for each head, because each has its own logits: an orthogonal step of the whole matrix
+    may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as heads are added.
 
     Weights that write into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) get 4/L of their
     rate and decay, and sqrt(4/L) of their initial values: the changes of all branches add up, see `DepthRule`. Each
