@@ -46,7 +46,7 @@ for width in (32, 128):
     model = GPT(width)
     plan = sf.Plan.of(model, overrides=[("*.c_attn.*", lambda role: replace(role, view=sf.views.Fused(3)))])
     plan.initialise_(model, seed=0)
-    optimizer, losses = sf.SteepestDescent(model, plan, lr=2**-5), []
+    optimizer, losses = sf.SteepestDescent(model, plan, lr=2**-4), []
     for rows in text[starts + torch.arange(65)]:
         loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
