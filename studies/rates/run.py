@@ -58,7 +58,7 @@ HEADS = replace(STEADY.role("heads"), stabiliser=replace(STEADY.role("heads").st
 EVEN = replace(STEADY, table={**STEADY.table, "heads": HEADS})
 QUARTER = replace(EVEN, table={**EVEN.table, "bias": replace(EVEN.role("bias"), lr_scale=Constant(0.25))})
 BEFORE = {"steady_small": STEADY, "steady_even": EVEN, "steady_quarter": QUARTER}
-"""The default as it was, the latest first. A model without a tied table has the same runs under the first as now."""
+"""The default as it was, the latest first."""
 OURS = {"steady": STEADY, "steady_fresh": STEADY, **BEFORE}
 FRESH = range(840, 858)
 """Seeds that no search had: the lowest of several noisy means is lower than it deserves."""
@@ -160,8 +160,6 @@ def _path(recipe: str, name: str) -> Path:
 def records(recipe: str, name: str) -> list[dict[str, Any]]:
     """The runs of a setting that there are."""
     path = _path(recipe, name)
-    if recipe == "steady_small" and not path.exists():
-        path = _path("steady", name)
     return read_lines(path) if path.exists() else []
 
 

@@ -72,17 +72,18 @@ def changed(before: str, now: str) -> str:
     """The settings that were searched with the default as it was and as it is: best rates and paired losses."""
     rows = []
     for name, setting in SETTINGS.items():
-        found = [means(recipe, name) for recipe in (now, before)]
+        both = now if records(now, name) else "steady", before  # a model without a tied table has the same runs today
+        found = [means(recipe, name) for recipe in both]
         if not all(each and not next_rates(each, given("steady", setting), BUDGET) for each in found):
             continue
-        losses = [curve(recipe, name) for recipe in (now, before)]
+        losses = [curve(recipe, name) for recipe in both]
         if losses[0] == losses[1]:  # a model without what was changed
             continue
         pairs = [given("steady", setting)] * 2, [min(each, key=lambda rate: each[rate] or math.inf) for each in found]
         gains = [fit.difference(losses[0][after], losses[1][first]) for after, first in pairs]
         rates = [optimum(each) for each in losses]
         best = [each.status if each.log2_lr is None else f"2^{each.log2_lr:.2f}" for each in rates[::-1]]
-        above = [f"{regret(recipe, name).value:.3f}" for recipe in (before, now)]
+        above = [f"{regret(recipe, name).value:.3f}" for recipe in both[::-1]]
         rows.append([name, *best, *(f"{each.value:+.3f}{plus_minus(each.interval, 3)}" for each in gains), *above])
     head = ["setting", "best rate before", "now", "loss at the given rate, minus that before"]
     return markdown([*head, "at the best of each", "above the lowest before", "and now"], rows)

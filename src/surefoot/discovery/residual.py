@@ -16,7 +16,7 @@ from surefoot.discovery.heads import projections
 from surefoot.discovery.kinds import Kinds, Search, blocks_of, children_of, own_parameters
 from surefoot.views import Matrix, Stack, View
 
-_MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
+MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
 """Kinds of matrices that may write into a stream, and their usual layouts."""
 
 _INSIDE = re.compile("(^|_)gate|^in_")
@@ -45,8 +45,8 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     inside = {p for layer, owner in named if layer is not owner for p in layer.parameters()}
     matrices: Matrices = {}
     for name, kind in kinds.items():
-        if kind and kind.name in _MATRICES and (p := parameters[name]).ndim > 1:
-            blocks = blocks_of(kind.view or _MATRICES[kind.name], p)
+        if kind and kind.name in MATRICES and (p := parameters[name]).ndim > 1:
+            blocks = blocks_of(kind.view or MATRICES[kind.name], p)
             reads_only = kind.heads and p not in inside  # by a forward pass, or by type
             rows = sum((block[0] if p.ndim == 2 else 1) * block[-2] for block in blocks)
             matrices[p] = 0 if reads_only else rows, blocks[0][-1] if blocks else 0

@@ -21,9 +21,10 @@ from functools import partial
 
 from torch import nn
 
-from surefoot.discovery.kinds import Guess, Kind, Kinds, Search, Tied, scaled
+from surefoot.discovery.kinds import Guess, Kind, Kinds, Search, Tied, blocks_of, scaled
 from surefoot.discovery.known_classes import adds_projected_tables
 from surefoot.discovery.multiplied import constants_of
+from surefoot.discovery.residual import MATRICES
 from surefoot.scaling import Constant, LogRows
 
 ADDED = ("embedding", "positions")
@@ -113,7 +114,7 @@ def added(search: Search, kinds: Kinds) -> Kinds:
         units = (partial(replace, radius_unit=Constant(LogRows()(tuple(table.shape)))),)
         for p in _added_to(search.model, table, candidates.keys()):
             name, kind = candidates[p]
-            why = f"{kind.why}; added to {table_name}, which is tied: its rule, rows of RMS 1/d"
+            why = f"{kind.why}; added to {table_name}, which is tied: the head's rule, rows of RMS 1/d"
             changed[name] = Kind("tied_positions", why, initial=kind.initial, units=units)
     return kinds | changed
 
@@ -121,21 +122,30 @@ def added(search: Search, kinds: Kinds) -> Kinds:
 def small_rows(search: Search, kinds: Kinds) -> Kinds:
     """The kinds, where a tied table under the head's rule starts larger and branches of streams as wide count as more.
 
-    The table starts at `log V` times an untied head's initial values: norm 1 in the unit of its radius. Each branch
-    counts as four, so that `Recipe.depth` makes what writes into the stream start and move by less. Neither applies to
-    a table whose rows or logits the model multiplies by a constant.
+    The table starts at `log V` times an untied head's initial values, the unit of its radius. Each branch counts as
+    four, so that `Recipe.depth` makes what writes into the stream start and move by less. Neither applies to a table
+    that is frozen or named by an override, or whose rows or logits the model multiplies by a constant.
     """
-    tables, constants = _as_heads(search, kinds), constants_of(search.model)
-    shapes = {n: tuple(p.shape) for n, p in search.parameters.items()}
-    multiplied = {p for use, p in constants if use in ("embedding", "head")}
-    small = {n: LogRows()(shapes[n]) for n in tables if search.parameters[n] not in multiplied}
-    widths = {shapes[name][-1] for name in small}
-    found = kinds | {n: replace(tables[n], initial=partial(scaled, factor=factor)) for n, factor in small.items()}
+    if any(getattr(module, "output_multiplier", None) not in (None, 1) for module in search.model.modules()):
+        return kinds
+    multiplied = {p for use, p in constants_of(search.model) if use in ("embedding", "head")}
+    own = {p: (n, k) for n, k in _as_heads(search, kinds).items() if (p := search.parameters[n]).requires_grad}
+    small = {p: pair for p, pair in own.items() if p not in multiplied and not search.said(pair[0])}
+    found = dict(kinds)
+    for p, (name, table) in small.items():
+        found[name] = replace(table, initial=partial(scaled, factor=LogRows()(tuple(p.shape))))
     for name, kind in kinds.items():
-        if kind and kind.branches and widths & {*shapes[name]}:
-            why = f"{kind.why}, each as {COUNT} beside the small rows of a tied table"
+        if kind and kind.branches and _written(kind, search.parameters[name]) in {p.shape[-1] for p in small}:
+            why = f"{kind.why}; each counts as {COUNT} in streams as wide as a tied table, whose rows are small"
             found[name] = replace(kind, branches=COUNT * kind.branches, why=why)
     return found
+
+
+def _written(kind: Kind, parameter: nn.Parameter) -> int:
+    """The width of the stream that a parameter writes into: a matrix's outputs, a bias's or a gain's length."""
+    if kind.name in MATRICES:
+        return blocks_of(kind.view or MATRICES[kind.name], parameter)[0][-2]
+    return max(parameter.shape)
 
 
 def _as_heads(search: Search, kinds: Kinds) -> dict[str, Tied]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -183,34 +184,43 @@ def test_a_tied_table_starts_at_the_unit_of_its_radius_and_branches_beside_it_co
             assert [plan[name].role] == [changed(usual)], name
 
 
+def of_transformers(module, name, **attributes):
+    """Make a module one of `transformers` by the name of its class."""
+    module.__class__ = type(name, (type(module),), {"__module__": "transformers"})
+    for key, value in attributes.items():
+        setattr(module, key, value)
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("head", "options", "change"),
     [
-        {"overrides": [("embedding.weight", "embedding")]},
-        {"overrides": [("embedding.weight", recipes.steady().role("embedding"))]},
-        {"tied": "embedding"},
+        ("tied", {"overrides": [("embedding.weight", "embedding")]}, None),
+        ("tied", {"overrides": [("embedding.weight", "head")]}, None),
+        ("tied", {"overrides": [("embedding.weight", recipes.steady().role("embedding"))]}, None),
+        ("tied_scaled", {"tied": "embedding"}, None),
+        ("tied_scaled", {"tied": "head"}, None),
+        ("tied", {}, lambda model: model.embedding.requires_grad_(False)),
+        ("tied", {}, lambda model: of_transformers(model.embedding, "Multiplied", embed_scale=6.0)),
+        ("tied", {}, lambda model: of_transformers(model, "Cohere", config=SimpleNamespace(logit_scale=0.25))),
     ],
 )
-def test_branches_beside_rows_of_rms_one_count_once(options):
-    model = stack("gpt", head="tied_scaled" if "tied" in options else "tied")
-    name = "blocks.0.mlp.down.weight"
-    assert Plan.of(model, **options)[name].role == Plan.of(stack("gpt"))[name].role
-
-
-def test_a_table_whose_rows_are_multiplied_starts_as_a_head_and_branches_count_once():
-    model, name = stack("gpt", head="tied"), "blocks.0.mlp.down.weight"
-    model.embedding.__class__ = type("Multiplied", (nn.Embedding,), {"embed_scale": 6.0, "__module__": "transformers"})
-    plan = Plan.of(model)
-    assert plan["embedding.weight"].role.initial == recipes.steady().role("head").initial
+def test_without_small_rows_that_are_trained_a_table_starts_as_a_head_and_branches_count_once(head, options, change):
+    model, name = stack("gpt", head=head), "blocks.0.mlp.down.weight"
+    if change:
+        change(model)
+    plan = Plan.of(model, **options)
     assert plan[name].role == Plan.of(stack("gpt"))[name].role
+    if "embedding.weight" in plan:  # where it is not frozen
+        assert getattr(plan["embedding.weight"].role.initial, "factor", 1) != math.log(V)
 
 
-def test_only_streams_as_wide_as_the_tied_table_count_their_branches_as_four():
-    text, pictures = stack("gpt", head="tied"), reference("gpt", 16, 4, head_dim=8, vocab=V).blocks
-    plan = Plan.of(nn.ModuleDict({"text": text, "pictures": pictures}))
+def test_only_what_writes_a_stream_as_wide_as_the_tied_table_counts_as_four():
+    text = reference("gpt", 64, 4, head_dim=8, vocab=48, head="tied")
+    others = {f"pictures{width}": reference("gpt", width, 4, head_dim=8, vocab=V).blocks for width in (16, 48)}
+    plan = Plan.of(nn.ModuleDict({"text": text, **others}))
     whys = {name: plan[name].why for name in plan if "branches" in plan[name].why}
-    assert {name.partition(".")[0] for name, why in whys.items() if "each as 4" in why} == {"text"}
-    assert {name.partition(".")[0] for name in whys} == {"text", "pictures"}
+    assert {name.partition(".")[0] for name, why in whys.items() if "each counts as 4" in why} == {"text"}
+    assert {name.partition(".")[0] for name in whys} == {"text", *others}
 
 
 def test_a_model_s_own_initial_values_of_a_tied_table_stay():
