@@ -46,7 +46,7 @@ def steady(per_head: bool = True) -> Recipe:
 
     Weights that write into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) get 4/L of their
     rate and decay, and sqrt(4/L) of their initial values: the changes of all branches add up, see `DepthRule`. Each
-    counts as four in a stream that starts at a tied table, whose rows are small; docs/layers.md says when. Runs of more
+    counts as four in a stream as wide as a tied table, whose rows are small; docs/layers.md says when. Runs of more
     than 400 steps want less decay: `steady().over(steps)`, see `HorizonRule`.
 
     Args:

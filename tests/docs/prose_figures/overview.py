@@ -84,6 +84,10 @@ FIGURES = [
         {"better there, by {} nats in 80 steps": lambda: [at("rates", "hf gpt2 128, 80 steps", "above the lowest")]},
     ),
     *of(
+        "docs/how-to/which.md",
+        {"the given rate costs {} nats at most, but": lambda: [at("rates", "hf gpt2 96, bpe 1k", "above the lowest")]},
+    ),
+    *of(
         "docs/explanation/bounds.md",
         {
             "the added time is {} to {} % of the optimizer's step, {} to {} % while": lambda: [
