@@ -206,9 +206,7 @@ MUTATIONS = (
     Mutation("a norm of other rows", "discovery/find.py", ".normalized_shape) == (d,)", ".normalized_shape)", HEADS),
     Mutation("a head (d, V) by its other side", "discovery/overrides.py", "in tables - {shape}", "in {()}", HEADS),
     Mutation("positions keep RMS 1", "discovery/find.py", "(tied, added, ", "(tied, ", ADDED),
-    Mutation(
-        "small rows drown", "discovery/tied.py", "branches=COUNT * kind.branches", "branches=kind.branches", ADDED
-    ),
+    Mutation("small rows drown", "discovery/tied.py", "branches=COUNT * kind", "branches=kind", ADDED),
     Mutation(
         "margin of one step too few",
         "stabilise/running_bound.py",

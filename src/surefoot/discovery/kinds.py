@@ -6,7 +6,7 @@ w has the kind that the weight would have. Weight norm's tau are parameters, a g
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _WeightNorm
@@ -57,6 +57,13 @@ class Heads:
         return f"{self.why}: heads of {self.dim} rows, a norm each{whole}"
 
 
+class Stream(NamedTuple):
+    """A residual stream: the number of branches that add up in it, and its width."""
+
+    branches: int
+    width: int
+
+
 @dataclass(frozen=True)
 class Kind:
     """What a parameter is, from which a recipe derives its role.
@@ -69,7 +76,7 @@ class Kind:
         stride: number of disjoint sets of columns of a transposed convolution, see `TransposedConvSpectral`.
         units: changes, applied in turn, to the units of the role's learning rate, initial values and radii.
         heads: those of a matrix that gives queries or keys of attention or, by a forward pass, values; else None.
-        branches: number of branches that add up in the residual stream that the parameter writes into; else None.
+        stream: the residual stream that the parameter writes into; else None.
         override: the user's change of the parameter's role, and its reason; None without one.
 
     >>> Kind("bias", "bias of Linear").name
@@ -83,8 +90,13 @@ class Kind:
     stride: int = 1
     units: tuple[Callable[[Role], Role], ...] = ()
     heads: Heads | None = None
-    branches: int | None = None
+    stream: Stream | None = None
     override: tuple[Change, str] | None = None
+
+    @property
+    def branches(self) -> int | None:
+        """The number of branches that add up in the stream that the parameter writes into; else None."""
+        return self.stream.branches if self.stream else None
 
     def adapt(self, role: Role) -> Role:
         """Adapt a recipe's role to this parameter: its layout, its initial values, its units and its stride.

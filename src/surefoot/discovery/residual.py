@@ -13,10 +13,10 @@ from dataclasses import replace
 from torch import nn
 
 from surefoot.discovery.heads import projections
-from surefoot.discovery.kinds import Kinds, Search, blocks_of, children_of, own_parameters
+from surefoot.discovery.kinds import Kinds, Search, Stream, blocks_of, children_of, own_parameters
 from surefoot.views import Matrix, Stack, View
 
-MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
+_MATRICES: dict[str, View] = {"linear": Matrix(), "experts": Stack()}
 """Kinds of matrices that may write into a stream, and their usual layouts."""
 
 _INSIDE = re.compile("(^|_)gate|^in_")
@@ -45,8 +45,8 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     inside = {p for layer, owner in named if layer is not owner for p in layer.parameters()}
     matrices: Matrices = {}
     for name, kind in kinds.items():
-        if kind and kind.name in MATRICES and (p := parameters[name]).ndim > 1:
-            blocks = blocks_of(kind.view or MATRICES[kind.name], p)
+        if kind and kind.name in _MATRICES and (p := parameters[name]).ndim > 1:
+            blocks = blocks_of(kind.view or _MATRICES[kind.name], p)
             reads_only = kind.heads and p not in inside  # by a forward pass, or by type
             rows = sum((block[0] if p.ndim == 2 else 1) * block[-2] for block in blocks)
             matrices[p] = 0 if reads_only else rows, blocks[0][-1] if blocks else 0
@@ -55,11 +55,12 @@ def residual(search: Search, kinds: Kinds) -> Kinds:
     counted, unnamed = (_counted(model, each, experts) for each in (without, matrices))
     found = dict(kinds)
     for name, kind in kinds.items():
-        count, other = (x.get(parameters[name], 0) for x in (counted, unnamed))
+        stream = counted.get(parameters[name])
+        count, other = (x[parameters[name]].branches if parameters[name] in x else 0 for x in (counted, unnamed))
         if kind and (count or other):
             why = f"adds to a residual stream, one of {count} branches" if count else "adds to no residual stream"
             names = "" if count == other else f", by the names of queries, keys and values; without them {other}"
-            found[name] = replace(kind, branches=count or None, why=f"{kind.why}; {why}{names}")
+            found[name] = replace(kind, stream=stream, why=f"{kind.why}; {why}{names}")
     return found
 
 
@@ -73,15 +74,16 @@ def _experts(model: nn.Module, routers: Set[nn.Parameter]) -> set[nn.Module]:
     return found
 
 
-def _counted(module: nn.Module, matrices: Matrices, experts: Set[nn.Module]) -> dict[nn.Parameter, int]:
-    """Parameter that writes -> number of branches of its stream, for the outermost stacks in a module."""
+def _counted(module: nn.Module, matrices: Matrices, experts: Set[nn.Module]) -> dict[nn.Parameter, Stream]:
+    """Parameter that writes -> its stream, for the outermost stacks in a module."""
     if module in experts:
         return {}
     if isinstance(module, nn.ModuleList | nn.Sequential):
         blocks = {child: width for child in children_of(module).values() if (width := _stream(child, matrices))}
         if len(blocks) > 1 and len(set(blocks.values())) == 1:
             written = [each for block, width in blocks.items() for each in _branches(block, matrices, width, experts)]
-            return {parameter: len(written) for branch in written for parameter in branch}
+            stream = Stream(len(written), max(blocks.values()))  # all widths are the same
+            return {parameter: stream for branch in written for parameter in branch}
     below = (_counted(child, matrices, experts) for child in children_of(module).values())
     return {parameter: count for counts in below for parameter, count in counts.items()}
 

@@ -21,10 +21,9 @@ from functools import partial
 
 from torch import nn
 
-from surefoot.discovery.kinds import Guess, Kind, Kinds, Search, Tied, blocks_of, scaled
+from surefoot.discovery.kinds import Guess, Kind, Kinds, Search, Tied, scaled
 from surefoot.discovery.known_classes import adds_projected_tables
 from surefoot.discovery.multiplied import constants_of
-from surefoot.discovery.residual import MATRICES
 from surefoot.scaling import Constant, LogRows
 
 ADDED = ("embedding", "positions")
@@ -134,18 +133,12 @@ def small_rows(search: Search, kinds: Kinds) -> Kinds:
     found = dict(kinds)
     for p, (name, table) in small.items():
         found[name] = replace(table, initial=partial(scaled, factor=LogRows()(tuple(p.shape))))
+    widths = {p.shape[-1] for p in small}
     for name, kind in kinds.items():
-        if kind and kind.branches and _written(kind, search.parameters[name]) in {p.shape[-1] for p in small}:
+        if kind and kind.stream and kind.stream.width in widths:
             why = f"{kind.why}; each counts as {COUNT} in streams as wide as a tied table, whose rows are small"
-            found[name] = replace(kind, branches=COUNT * kind.branches, why=why)
+            found[name] = replace(kind, stream=kind.stream._replace(branches=COUNT * kind.stream.branches), why=why)
     return found
-
-
-def _written(kind: Kind, parameter: nn.Parameter) -> int:
-    """The width of the stream that a parameter writes into: a matrix's outputs, a bias's or a gain's length."""
-    if kind.name in MATRICES:
-        return blocks_of(kind.view or MATRICES[kind.name], parameter)[0][-2]
-    return max(parameter.shape)
 
 
 def _as_heads(search: Search, kinds: Kinds) -> dict[str, Tied]:

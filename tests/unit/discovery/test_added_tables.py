@@ -223,6 +223,16 @@ def test_only_what_writes_a_stream_as_wide_as_the_tied_table_counts_as_four():
     assert {name.partition(".")[0] for name in whys} == {"text", *others}
 
 
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_the_lengths_of_a_weight_beside_a_tied_table_count_as_the_weight(dim):
+    model = stack("gpt", head="tied")
+    for block in model.blocks:
+        nn.utils.parametrizations.weight_norm(block.mlp.down, dim=dim)
+    parts = {name: placed for name, placed in Plan.of(model).placements.items() if "down" in name}
+    assert len(parts) == 8
+    assert all("one of 8 branches; each counts as 4" in placed.why for placed in parts.values())
+
+
 def test_a_model_s_own_initial_values_of_a_tied_table_stay():
     table = nn.Embedding(V, D)
     own = replace(recipes.steady().role("head"), initial=AsBuilt())
