@@ -34,6 +34,9 @@ QK_NORMS = (
 )
 """Attributes of attention modules that are the norms of queries and keys."""
 
+_SCALE_POWERS = {"GPTNeoSelfAttention": 0, "EsmSelfAttention": -0.5, "EvollaSaProtSelfAttention": -0.5}
+"""Powers of the heads' size that multiply their products in classes that do not say so, or say it of what remains."""
+
 
 @dataclass(frozen=True)
 class Projection:
@@ -129,9 +132,12 @@ def head_dim_of(module: nn.Module) -> int | None:
 
 def scale_of(module: nn.Module) -> float | None:
     """Factor on the products of queries and keys: `heads.scale`, `scaling`, torch's own; None without these."""
-    scale = getattr(getattr(module, "heads", None), "scale", getattr(module, "scaling", None))
+    unscaled = 1.0 if hasattr(module, "key_value_proj_dim") else None  # T5 and its kin
+    scale = getattr(getattr(module, "heads", None), "scale", getattr(module, "scaling", unscaled))
     scale = module.head_dim**-0.5 if isinstance(module, nn.MultiheadAttention) else scale
-    return scale if isinstance(scale, float) else None
+    by_class = [power for name in class_names(module) if (power := _SCALE_POWERS.get(name)) is not None]
+    scale = (head_dim_of(module) or 1) ** by_class[0] if by_class else scale
+    return float(scale) if isinstance(scale, float | int) else None
 
 
 def parts(owner: nn.Module) -> dict[str, Projection]:

@@ -1,9 +1,10 @@
-"""Factors in models: constants on table rows, branches or logits, and weight norm's lengths of a weight's parts.
+"""Factors in models: constants on table rows, branches, logits or attention, and weight norm's lengths of parts.
 
 Where a model of `transformers` multiplies by `c`, units are divided by it: `c W x` are the outputs of `c W`, so W's
 initial values, steps and bounds are those of `c W` divided by c, and the model trains as without the constant. A
 table that is embedding and head has the units of logits; rows added to its rows are as large as these are once they
-are multiplied.
+are multiplied. Attention that multiplies products of heads of size d by c above `1/sqrt(d)`, as by 1, counts as one
+that multiplies queries and keys by `sqrt(c sqrt(d))` each. Below, as at muP's `1/d`, the scale was chosen.
 """
 
 import math
@@ -13,6 +14,7 @@ from functools import partial
 
 from torch import nn
 
+from surefoot.discovery.heads import QK_NORMS, head_dim_of, parts, scale_of
 from surefoot.discovery.kinds import Kind, Kinds, Search, blocks_of, class_names, times
 from surefoot.initialise import NormalInitial
 from surefoot.roles import by_name
@@ -44,7 +46,7 @@ def multiplied(search: Search, kinds: Kinds) -> Kinds:
     found = dict(kinds)
     for name, kind in kinds.items():
         added = kind is not None and kind.name == "tied_positions"
-        uses = ("head" if added else kind.name, "branch" if kind.branches else "", "layer") if kind else ()
+        uses = ("head" if added else kind.name, "branch" if kind.branches else "", "layer", "heads") if kind else ()
         said = [constants[key] for use in uses if (key := (use, search.parameters[name])) in constants]
         if kind and (said := said + rows[:added]):
             factor, why = 1 / math.prod(constant for constant, _ in said), "; ".join([kind.why, *(x for _, x in said)])
@@ -93,3 +95,16 @@ def _constants(module: nn.Module) -> Iterator[tuple[tuple[str, nn.Parameter], tu
                 by = f"{'the configuration' if classes else type(module).__name__}'s {attribute}"
                 why = f"{_WHAT[use]} multiplied by {constant:g}, by {by}"
                 yield from (((use, p), (constant, why)) for p in inner.parameters())
+    yield from _heads(module)
+
+
+def _heads(module: nn.Module) -> Iterator[tuple[tuple[str, nn.Parameter], tuple[float, str]]]:
+    """What an attention layer's large scale of products makes of queries and of keys, if no norm makes them anew."""
+    known, size, scale = parts(module), head_dim_of(module) or 1, scale_of(module) or 0.0
+    constant = math.sqrt(max(0.0, scale) * math.sqrt(size))
+    if constant < 1 + 1e-6 or any(getattr(module, name, None) is not None for name in QK_NORMS):
+        return
+    why = f"products of heads of {size} are multiplied by {scale:g}, not {size**-0.5:.3g}: {constant:.3g} for each"
+    for layer in (known[what].layer for what in ("query", "key") if what in known):
+        if sum(part.layer is layer for part in known.values()) == 1:
+            yield from ((("heads", p), (constant, why)) for p in layer.parameters())
