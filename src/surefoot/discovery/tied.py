@@ -31,6 +31,12 @@ ADDED = ("embedding", "positions")
 COUNT = 4
 """How many branches each counts as where the stream starts at small rows."""
 
+_NORMS = {
+    *("word_embeddings_layernorm", "layernorm_embedding", "layer_norm_emb", "embedding_layernorm"),
+    "embeddings_layer_norm",
+}
+"""Attributes of modules that are the norm of what their table gives."""
+
 
 def tied(search: Search, kinds: Kinds) -> Kinds:
     """Resolve the kinds of all names of each parameter to be placed to one; an override fills in where no rule applies.
@@ -122,8 +128,9 @@ def small_rows(search: Search, kinds: Kinds) -> Kinds:
     """The kinds, where a tied table under the head's rule starts larger and branches of streams as wide count as more.
 
     The table starts at `log V` times an untied head's initial values, the unit of its radius. Each branch counts as
-    four, so that `Recipe.depth` makes what writes into the stream start and move by less. Neither applies to a table
-    that is frozen or named by an override, or whose rows or logits the model multiplies by a constant.
+    four, so that `Recipe.depth` makes what writes into the stream start and move by less, but not where a norm of the
+    embedding makes its rows large. Neither applies to a table that is frozen or named by an override, or whose rows or
+    logits the model multiplies by a constant.
     """
     if any(getattr(module, "output_multiplier", None) not in (None, 1) for module in search.model.modules()):
         return kinds
@@ -133,12 +140,18 @@ def small_rows(search: Search, kinds: Kinds) -> Kinds:
     found = dict(kinds)
     for p, (name, table) in small.items():
         found[name] = replace(table, initial=partial(scaled, factor=LogRows()(tuple(p.shape))))
-    widths = {p.shape[-1] for p in small}
+    widths = {p.shape[-1] for p in small.keys() - _normed(search.model)}
     for name, kind in kinds.items():
         if kind and kind.stream and kind.stream.width in widths:
             why = f"{kind.why}; each counts as {COUNT} in streams as wide as a tied table, whose rows are small"
             found[name] = replace(kind, stream=kind.stream._replace(branches=COUNT * kind.stream.branches), why=why)
     return found
+
+
+def _normed(model: nn.Module) -> set[nn.Parameter]:
+    """Tables in modules that have a norm for their rows."""
+    owners = (module for module in model.modules() if module._modules.keys() & _NORMS)
+    return {p for m in owners for child in m.children() if isinstance(child, nn.Embedding) for p in child.parameters()}
 
 
 def _as_heads(search: Search, kinds: Kinds) -> dict[str, Tied]:

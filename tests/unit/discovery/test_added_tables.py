@@ -214,6 +214,23 @@ def test_without_small_rows_that_are_trained_a_table_starts_as_a_head_and_branch
         assert getattr(plan["embedding.weight"].role.initial, "factor", 1) != math.log(V)
 
 
+@pytest.mark.parametrize(
+    ("name", "once"),
+    [
+        ("word_embeddings_layernorm", True),
+        ("layernorm_embedding", True),
+        ("embedding_norm", False),  # the last norm of LFM2
+    ],
+)
+def test_branches_count_once_beside_rows_that_a_norm_makes_large(name, once):
+    model = stack("gpt", head="tied")
+    model.add_module(name, nn.LayerNorm(32))
+    plan, usual = (Plan.of(x) for x in (model, stack("gpt", head="untied" if once else "tied")))
+    written = "blocks.0.mlp.down.weight"
+    assert plan[written].role == usual[written].role
+    assert plan["embedding.weight"].role.initial.factor == math.log(V)
+
+
 def test_only_what_writes_a_stream_as_wide_as_the_tied_table_counts_as_four():
     text = reference("gpt", 64, 4, head_dim=8, vocab=48, head="tied")
     others = {f"pictures{width}": reference("gpt", width, 4, head_dim=8, vocab=V).blocks for width in (16, 48)}
