@@ -97,21 +97,21 @@ FAMILIES = [
     "vaultgemma",
     "xglm",
 ]
-SIZES = {
-    WIDTH: "hidden_size n_embd d_model word_embed_proj_dim",
-    DEPTH: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_experts_per_tok",
-    HEADS: "num_attention_heads n_head n_heads num_heads attention_heads num_key_value_heads num_kv_heads "
-    "decoder_attention_heads encoder_attention_heads num_experts num_local_experts n_routed_experts",
-    4 * WIDTH: "intermediate_size ffn_dim n_inner ffn_hidden_size inner_dim dff decoder_ffn_dim encoder_ffn_dim",
-    2 * WIDTH: "moe_intermediate_size shared_expert_intermediate_size",
-    WIDTH // HEADS: "head_dim rotary_dim query_pre_attn_scalar qk_nope_head_dim qk_rope_head_dim v_head_dim",
-    WIDTH // 2: "q_lora_rank kv_lora_rank",
-    SETTING.context: "max_position_embeddings n_positions max_seq_len n_ctx sliding_window",
-    1: "n_group topk_group partial_rotary_factor",
-    0: "first_k_dense_replace",
-    VOCAB: "vocab_size",
-    None: "pad_token_id bos_token_id eos_token_id",
-}
+SIZES = (
+    (WIDTH, "hidden_size n_embd d_model word_embed_proj_dim"),
+    (DEPTH, "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_experts_per_tok"),
+    (HEADS, "num_attention_heads n_head n_heads num_heads attention_heads num_key_value_heads num_kv_heads"),
+    (HEADS, "decoder_attention_heads encoder_attention_heads num_experts num_local_experts n_routed_experts"),
+    (4 * WIDTH, "intermediate_size ffn_dim n_inner ffn_hidden_size inner_dim dff decoder_ffn_dim encoder_ffn_dim"),
+    (2 * WIDTH, "moe_intermediate_size shared_expert_intermediate_size"),
+    (WIDTH // HEADS, "head_dim rotary_dim query_pre_attn_scalar qk_nope_head_dim qk_rope_head_dim v_head_dim"),
+    (WIDTH // 2, "q_lora_rank kv_lora_rank"),
+    (SETTING.context, "max_position_embeddings n_positions max_seq_len n_ctx sliding_window"),
+    (1, "n_group topk_group partial_rotary_factor"),
+    (0, "first_k_dense_replace"),
+    (VOCAB, "vocab_size"),
+    (None, "pad_token_id bos_token_id eos_token_id"),
+)
 """Attributes of configurations and what they are set to, where a family has them."""
 
 
@@ -120,7 +120,7 @@ def build(family: str) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(family)
-    values = {name: size for size, names in SIZES.items() for name in names.split()}
+    values = {name: size for size, names in SIZES for name in names.split()}
     values |= dict.fromkeys((name for name in vars(config) if "drop" in name), 0.0)
     values |= {"layer_types": ["full_attention"] * DEPTH, "attention_types": [[["global"], DEPTH]], "use_cache": False}
     for name, value in values.items():

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from confirm import run as confirm
+from rates import families
 from rates.run import BUDGET, CENTRES, curve, given, lowest, means, records, regret
 from rates.settings import SETTINGS
 from surefoot.experiment.reports.style import markdown, plus_minus
@@ -139,4 +140,5 @@ TABLES = {
     "biases": partial(changed, "steady_quarter", "steady_even"),
     "queries": partial(changed, "steady_even", "steady_small"),
     "small_rows": partial(changed, "steady_small", "steady"),
+    "families": families.table,
 }
