@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from discovery_helpers import of_class
 from torch import nn
 from torch.nn import functional as F
 
@@ -28,6 +27,15 @@ class Attention(nn.Module):
     def forward(self, x):
         q, k, v = (f(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
         return F.scaled_dot_product_attention(q, k, v, scale=getattr(self, "scaling", None)).transpose(1, 2).flatten(2)
+
+
+def of_class(path, **attributes):
+    """A module of a class that seems to be elsewhere."""
+    module, _, name = path.rpartition(".")
+    made = type(name, (nn.Module,), {"__module__": module})()
+    for key, value in attributes.items():
+        setattr(made, key, value)
+    return made
 
 
 def losses(scaling, recipe):
