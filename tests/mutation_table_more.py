@@ -16,6 +16,7 @@ EPOCHS, LENGTH = "tests/unit/data/test_epochs.py", "tests/unit/core/test_length.
 INITIAL, EXPERTS = "tests/unit/core/test_plan_initialise.py", "tests/unit/discovery/test_experts.py"
 LADDER = "tests/unit/experiment/extrapolation/test_ladder.py"
 TAKEOVER = "tests/unit/takeover/test_from_adamw.py"
+ADDED, UNSCALED = "tests/unit/discovery/test_added_tables.py", "tests/unit/attention/test_unscaled.py"
 MUTATIONS = (
     *CORE,
     Mutation("AdamW's bias kept", "optim/adamw.py", "(bias / (1 - float(theirs) ** count))", "1.0", TAKEOVER),
@@ -272,4 +273,6 @@ MUTATIONS = (
         "",
         "tests/sharded/test_sharing.py",
     ),
+    Mutation("rows of a norm are small", "discovery/tied.py", "small.keys() - _normed(search.model)", "small", ADDED),
+    Mutation("queries alone", "discovery/multiplied.py", 'in ("query", "key") if', 'in ("query",) if', UNSCALED),
 )
