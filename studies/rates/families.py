@@ -168,7 +168,7 @@ def table() -> str:
     curves: dict[str, dict[int, float]] = defaultdict(dict)
     for record in read_lines(RECORDS):
         curves[record["family"]][record["shift"]] = math.inf if record["val_loss"] is None else record["val_loss"]
-    rows = []
+    rows, curves = [], {family: own for family, own in curves.items() if own.keys() == {*SHIFTS}}
     for shift, where in zip(SHIFTS, ("the given rate", "half of it", "twice it"), strict=True):
         lost = {f: own[0] - own[shift] for f, own in curves.items() if min(own, key=own.__getitem__) == shift}
         named = ", ".join(f"{f} {x:.3f}" if shift else f for f, x in sorted(lost.items(), key=lambda pair: -pair[1]))

@@ -68,6 +68,8 @@ def test_a_path_that_is_damaged_missing_or_of_another_run_is_refused(done, tmp_p
     assert f"{path} is damaged" in refused(arguments, capsys, code=5)  # although step 3 is sound
     path.unlink()
     assert f"there is no checkpoint {path}" in refused(arguments, capsys, code=5)
+    said = refused(training(out, text, "--resume", f"{done}"), capsys, code=5)
+    assert f"{done} is a run directory: its checkpoints lie in {done / 'checkpoints'}" in said
     assert main(training(out, text, "--resume", "auto")) == 0  # how a run starts is no part of what it is
     assert outcome(out) == outcome(done)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from surefoot.experiment.configs import CONFIG
 from surefoot.experiment.distributed import FACTS, UNFINISHED
 from surefoot.experiment.distributed.processes import agree
 from surefoot.experiment.errors import CheckpointError, Locate, OtherDirectory, with_remedy
@@ -219,9 +220,12 @@ class Checkpoints:
 
     def _start_from(self, run: Run, path: Path) -> None:
         """Go on from a checkpoint that was asked for, wherever it lies."""
-        missing = f"there is no checkpoint {path}: --resume takes the path of a file step-N.pt or folder step-N"
+        whole = (path / CONFIG).exists()
+        own = f"{path} is a run directory: its checkpoints lie in {path / 'checkpoints'}"
+        what = own if whole else f"there is no checkpoint {path}"
+        missing = f"{what}: --resume takes the path of a file step-N.pt or folder step-N"
         problem = with_remedy(CheckpointError(missing), Locate(path))
-        agree(run.layout.processes, lambda: None if path.exists() else problem)
+        agree(run.layout.processes, lambda: None if path.exists() and not whole else problem)
         try:
             self._restore(run, path)
         except CheckpointError as error:
