@@ -171,7 +171,9 @@ def table() -> str:
     rows, curves = [], {family: own for family, own in curves.items() if own.keys() == {*SHIFTS}}
     for shift, where in zip(SHIFTS, ("the given rate", "half of it", "twice it"), strict=True):
         lost = {f: own[0] - own[shift] for f, own in curves.items() if min(own, key=own.__getitem__) == shift}
-        named = ", ".join(f"{f} {x:.3f}" if shift else f for f, x in sorted(lost.items(), key=lambda pair: -pair[1]))
+        named = ", ".join(
+            f"{f} {x:.3f}" if shift else f for f, x in sorted(lost.items(), key=lambda pair: (-pair[1], pair[0]))
+        )
         rows.append([where, str(len(lost)), named])
     return markdown(["lowest loss at", "families", "which, and how much lower"], rows)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from surefoot.attention.logits import head_norm_bound, logit_bound, logit_factors
-from surefoot.discovery.heads import QK_NORMS, Projection, attention_by, head_dim_of, parts, scale_of
+from surefoot.discovery.heads import Projection, attention_by, head_dim_of, normed, parts, scale_of
 from surefoot.discovery.kinds import is_linear
 from surefoot.discovery.known_classes import kinds_by_class
 from surefoot.discovery.torch_layers import kinds_by_type
@@ -81,7 +81,7 @@ def find_pairs(model: nn.Module, scale: float | None = None) -> dict[str, QueryK
 
     Args:
         model: any module.
-        scale: factor on the products, for layers without an attribute `scaling` or `heads.scale`.
+        scale: factor on the products, for layers that say none: `scaling`, `heads.scale`, or a listed class as T5's.
 
     Returns:
         Name of the attention layer -> pair.
@@ -89,12 +89,12 @@ def find_pairs(model: nn.Module, scale: float | None = None) -> dict[str, QueryK
     Raises:
         ValueError: there is no such layer, or one whose queries, keys, size of heads or norms are not known.
     """
-    pairs, normed = {}, 0
+    pairs, with_norms = {}, 0
     for name, owner in model.named_modules():
         if not (known := parts(owner)) and not attention_by(owner):
             continue
-        if any(not isinstance(owner._modules.get(norm) or nn.Identity(), nn.Identity) for norm in QK_NORMS):
-            normed += 1
+        if normed(owner):
+            with_norms += 1
             continue
         try:
             pairs[name] = _pair(owner, known, scale)
@@ -104,7 +104,7 @@ def find_pairs(model: nn.Module, scale: float | None = None) -> dict[str, QueryK
             ) from None
     if not pairs:
         raise ValueError(
-            f"no attention layer with W_q and W_k was found in {type(model).__name__} ({normed} with a norm on "
+            f"no attention layer with W_q and W_k was found in {type(model).__name__} ({with_norms} with a norm on "
             "their queries need no control: the norm's gain bounds their logits); give pairs={name: QueryKey(...)}"
         )
     return pairs

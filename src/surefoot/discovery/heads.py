@@ -4,6 +4,7 @@ Without a forward pass only names distinguish a query's matrix from a value's of
 of these names, for the plan, QK-clip and the monitor. Where names decide, or tell nothing, the plan's reason says so.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,8 +35,16 @@ QK_NORMS = (
 )
 """Attributes of attention modules that are the norms of queries and keys."""
 
-_SCALE_POWERS = {"GPTNeoSelfAttention": 0, "EsmSelfAttention": -0.5, "EvollaSaProtSelfAttention": -0.5}
-"""Powers of the heads' size that multiply their products in classes that do not say so, or say it of what remains."""
+_DIVIDED = (
+    *("EsmSelfAttention", "EvollaSaProtSelfAttention"),  # queries, before they are rotated
+    *("OpenAIPrivacyFilterAttention", "VideoPrismMultiheadAttentionPoolingHead"),  # both; by a vector's softplus
+)
+_UNDIVIDED = (
+    *("GPTNeoSelfAttention", "T5Attention", "MT5Attention", "UMT5Attention", "LongT5Attention", "LongT5LocalAttention"),
+    *("LongT5TransientGlobalAttention", "SwitchTransformersAttention", "UdopAttention", "Pop2PianoAttention"),
+    *("Pix2StructVisionAttention", "Pix2StructTextAttention"),
+)
+"""Classes that divide queries or keys by the root of a head's size whatever `scaling` says, and that divide nothing."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +140,20 @@ def head_dim_of(module: nn.Module) -> int | None:
 
 
 def scale_of(module: nn.Module) -> float | None:
-    """Factor on the products of queries and keys: `heads.scale`, `scaling`, torch's own; None without these."""
-    unscaled = 1.0 if hasattr(module, "key_value_proj_dim") else None  # T5 and its kin
-    scale = getattr(getattr(module, "heads", None), "scale", getattr(module, "scaling", unscaled))
-    scale = module.head_dim**-0.5 if isinstance(module, nn.MultiheadAttention) else scale
-    by_class = [power for name in class_names(module) if (power := _SCALE_POWERS.get(name)) is not None]
-    scale = (head_dim_of(module) or 1) ** by_class[0] if by_class else scale
-    return float(scale) if isinstance(scale, float | int) else None
+    """Factor on products of queries and keys: `heads.scale`, `scaling`, by class, torch's own; None without these."""
+    scale = getattr(getattr(module, "heads", None), "scale", getattr(module, "scaling", None))
+    names = class_names(module)
+    divided = isinstance(module, nn.MultiheadAttention) or any(name in names for name in _DIVIDED)
+    if divided and (size := head_dim_of(module)):
+        return float(size**-0.5)
+    if any(name in names for name in _UNDIVIDED) or (type(scale) is int and scale == 1):
+        return 1.0
+    return scale if isinstance(scale, float) and math.isfinite(scale) else None
+
+
+def normed(module: nn.Module) -> bool:
+    """Whether an attention module has a norm of queries or keys under a known name."""
+    return any(not isinstance(module._modules.get(name) or nn.Identity(), nn.Identity) for name in QK_NORMS)
 
 
 def parts(owner: nn.Module) -> dict[str, Projection]:

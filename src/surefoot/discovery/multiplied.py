@@ -14,8 +14,8 @@ from functools import partial
 
 from torch import nn
 
-from surefoot.discovery.heads import QK_NORMS, head_dim_of, parts, scale_of
-from surefoot.discovery.kinds import Kind, Kinds, Search, blocks_of, class_names, times
+from surefoot.discovery.heads import head_dim_of, normed, parts, scale_of
+from surefoot.discovery.kinds import Kind, Kinds, Search, blocks_of, class_names, is_linear, times
 from surefoot.initialise import NormalInitial
 from surefoot.roles import by_name
 
@@ -34,6 +34,9 @@ _CONSTANTS = (
 """Columns: what is multiplied; the names of the numbers, each behind its layer; their power; prefixes of the classes
 whose configuration has the number, or none for an attribute of any class; flags that the configuration must also set.
 An attribute about rows is the table's own, or of the module that has the table as `embed_tokens`."""
+
+_OF_LINEAR = ("weight", "bias", "parametrizations.")
+"""How the names of a linear layer's own parameters begin, those of weight norm included."""
 
 _WHAT = {"head": "logits are", "embedding": "rows are", "branch": "what it adds is", "layer": "outputs are"}
 
@@ -99,12 +102,19 @@ def _constants(module: nn.Module) -> Iterator[tuple[tuple[str, nn.Parameter], tu
 
 
 def _heads(module: nn.Module) -> Iterator[tuple[tuple[str, nn.Parameter], tuple[float, str]]]:
-    """What an attention layer's large scale of products makes of queries and of keys, if no norm makes them anew."""
-    known, size, scale = parts(module), head_dim_of(module) or 1, scale_of(module) or 0.0
-    constant = math.sqrt(max(0.0, scale) * math.sqrt(size))
-    if constant < 1 + 1e-6 or any(getattr(module, name, None) is not None for name in QK_NORMS):
+    """What an attention layer's large scale of products makes of queries and of keys, if no norm makes them anew.
+
+    Both must have linear layers of their own, without the values: half a correction would be none.
+    """
+    known = parts(module)
+    if not {"query", "key"} <= known.keys() or normed(module):
         return
-    why = f"products of heads of {size} are multiplied by {scale:g}, not {size**-0.5:.3g}: {constant:.3g} for each"
-    for layer in (known[what].layer for what in ("query", "key") if what in known):
-        if sum(part.layer is layer for part in known.values()) == 1:
-            yield from ((("heads", p), (constant, why)) for p in layer.parameters())
+    layers = dict.fromkeys(known[what].layer for what in ("query", "key"))
+    own = {p: None for layer in layers for name, p in layer.named_parameters() if name.startswith(_OF_LINEAR)}
+    values = {*known["value"].layer.parameters()} if "value" in known else set()
+    size, scale = head_dim_of(module), scale_of(module)
+    if not size or not scale or (root := scale * size**0.5) < 1 + 1e-6 or values & own.keys():
+        return
+    why = f"products of heads of {size} are multiplied by {scale:g}, not {size**-0.5:.3g}: {root**0.5:.3g} for each"
+    if all(is_linear(layer) for layer in layers):
+        yield from ((("heads", p), (root**0.5, why)) for p in own)

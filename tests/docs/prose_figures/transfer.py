@@ -91,6 +91,10 @@ FIGURES = [
             "costs {} nats in the mean of seventeen held-out settings, and {} in the worst": lambda: [
                 at("one_rate", "steady | of the length", head) for head in ("mean above", "largest")
             ],
+            "apart it is the best one in {}": lambda: [at("families", "the given rate", "families")],
+            "and half or twice it in {}": lambda: [
+                at("families", "half of it", "families") + at("families", "twice it", "families")
+            ],
             "with the rate of width 32, it is {} nats below a Muon": lambda: [
                 at("confirm_paired", f"steady | {NARROW}", "minus tuned Muon")
             ],

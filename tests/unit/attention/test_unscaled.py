@@ -1,5 +1,6 @@
 """The scale of attention's products, where it is above `1/sqrt(d_head)`: the plan makes up for it."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot import Plan, SteepestDescent, recipes
+from surefoot.attention.qk_pairs import find_pairs
+from surefoot.discovery.heads import scale_of
 from surefoot.layers import attention_scale
 
 D, HEAD = 32, 8
@@ -67,32 +70,98 @@ def test_a_larger_scale_changes_no_loss(recipe, scaling):
         assert ("products of heads of 8 are multiplied by" in placed.why) == changed
 
 
+ROOT = HEAD**0.25
+GPT_NEO = "transformers.models.gpt_neo.modeling_gpt_neo.GPTNeoSelfAttention"
+
+
+def units(path, **attributes):
+    """What divides the rates of queries, keys and values, and the plan."""
+    layers = {name: nn.Linear(D, D, bias=False) for name in ("q_proj", "k_proj", "v_proj")}
+    model = of_class(path, **{**layers, "head_dim": HEAD, **attributes})
+    plan = Plan.of(model, head=())
+    return [usual / plan[f"{x}_proj.weight"].lr_scales[0] for x, usual in zip("qkv", (2, 2, 1), strict=True)]
+
+
 @pytest.mark.parametrize(
-    ("path", "attributes", "constant"),
+    ("path", "attributes", "scale"),
     [
-        ("transformers.models.gpt_neo.modeling_gpt_neo.GPTNeoSelfAttention", {}, HEAD**0.25),
-        ("transformers.models.esm.modeling_esm.EsmSelfAttention", {"scaling": 1.0, "attention_head_size": HEAD}, 1),
-        ("own.T5Attention", {"key_value_proj_dim": HEAD}, HEAD**0.25),
-        ("own.Attention", {"scaling": HEAD**-0.5}, 1),
-        ("own.Attention", {"scaling": 1}, HEAD**0.25),
-        ("own.Attention", {"scaling": 0.0}, 1),
-        ("own.Attention", {"scaling": "dynamic"}, 1),
-        ("own.Attention", {"heads": SimpleNamespace(dim=HEAD, scale=attention_scale(HEAD, 2))}, 1),
-        ("own.Attention", {"scaling": 1 / HEAD}, 1),
-        ("own.Attention", {"scaling": 1.0, "q_norm": nn.LayerNorm(HEAD), "k_norm": nn.LayerNorm(HEAD)}, 1),
-        ("own.Attention", {"scaling": 1.0, "q_norm": None}, HEAD**0.25),
+        (GPT_NEO, {}, 1),
+        ("transformers.models.esm.modeling_esm.EsmSelfAttention", {"scaling": 1.0}, HEAD**-0.5),
+        ("transformers.models.evolla.modeling_evolla.EvollaSaProtSelfAttention", {"scaling": 1.0}, HEAD**-0.5),
+        ("transformers.models.privacy.OpenAIPrivacyFilterAttention", {"scaling": HEAD**-0.25}, HEAD**-0.5),
+        ("transformers.models.prism.VideoPrismMultiheadAttentionPoolingHead", {"scaling": 0.5}, HEAD**-0.5),
+        ("transformers.models.t5.modeling_t5.T5Attention", {"key_value_proj_dim": HEAD}, 1),
+        ("transformers.models.longt5.modeling_longt5.LongT5LocalAttention", {}, 1),
+        ("own.T5Attention", {"key_value_proj_dim": HEAD}, None),
+        ("own.Attention", {"scaling": HEAD**-0.5}, HEAD**-0.5),
+        ("own.Attention", {"scaling": 1}, 1),
+        ("own.Attention", {"scaling": 1 / HEAD}, 1 / HEAD),
+        ("own.Attention", {"scaling": -1.0}, -1),
+        ("own.Attention", {"heads": SimpleNamespace(dim=HEAD, scale=attention_scale(HEAD, 2))}, 2**0.5 / HEAD),
+        *(
+            ("own.Attention", {"scaling": x}, None)
+            for x in (True, "dynamic", math.inf, math.nan, 10**400, torch.ones(()))
+        ),
     ],
 )
-def test_what_a_module_says_of_its_scale(path, attributes, constant):
+def test_what_a_module_says_of_its_scale(path, attributes, scale):
+    found = scale_of(of_class(path, head_dim=HEAD, **attributes))
+    assert found == (scale if scale is None else pytest.approx(scale))
+    constant = max(1, (scale or 0) * HEAD**0.5) ** 0.5
+    assert units(path, **attributes) == pytest.approx([constant, constant, 1])
+
+
+def shared(first, second):
+    """Two layers of one weight."""
     layers = {name: nn.Linear(D, D, bias=False) for name in ("q_proj", "k_proj", "v_proj")}
-    model = of_class(path, **layers, **{"head_dim": HEAD, **attributes})
-    plan = Plan.of(model, head=())
-    assert [plan[f"{x}_proj.weight"].lr_scales[0] for x in "qkv"] == pytest.approx([*(2 / constant,) * 2, 1])
+    layers[second].weight = layers[first].weight
+    return layers
 
 
-def test_a_layer_that_fuses_queries_with_others_keeps_its_units():
-    model = of_class(
-        "own.Attention", c_attn=nn.Linear(D, 3 * D), head_dim=HEAD, n_head=4, scaling=1.0, c_proj=nn.Linear(D, D)
-    )
+def low_rank():
+    return nn.Sequential(nn.Linear(D, 4, bias=False), nn.Linear(4, D, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "names"),
+    [
+        ({"q_norm": None}, {"q_proj", "k_proj"}),
+        ({"q_norm": nn.Identity()}, {"q_proj", "k_proj"}),
+        ({"qk_norm": False}, {"q_proj", "k_proj"}),
+        ({"head_dim": None}, set()),
+        ({"q_norm": nn.LayerNorm(HEAD), "k_norm": nn.LayerNorm(HEAD)}, set()),
+        ({"q_proj": low_rank()}, set()),
+        ({"c_attn": nn.Linear(D, 3 * D), "n_head": 4, "q_proj": None, "k_proj": None, "v_proj": None}, set()),
+        (
+            {"to_q": nn.Linear(D, D), "to_kv": nn.Linear(D, 2 * D), "q_proj": None, "k_proj": None, "v_proj": None},
+            set(),
+        ),
+        (shared("q_proj", "k_proj"), {"q_proj"}),
+        (shared("q_proj", "v_proj"), set()),
+        (shared("k_proj", "v_proj"), set()),
+    ],
+)
+def test_only_linear_layers_of_queries_and_keys_without_norms_or_values_change(attributes, names):
+    layers = {name: nn.Linear(D, D) for name in ("q_proj", "k_proj", "v_proj")}
+    model = of_class("own.Attention", **{**layers, "head_dim": HEAD, "scaling": 1.0, **attributes})
+    model.out_proj = nn.Linear(D, D)
     plan = Plan.of(model, head=())
-    assert all("products" not in plan[name].why for name in plan)
+    assert {name.partition(".")[0] for name in plan if "products of heads" in plan[name].why} == names
+
+
+def test_lengths_of_weight_norm_are_divided_as_the_weight_is():
+    model, usual = Attention(1.0), Attention()
+    for each in (model, usual):
+        nn.utils.parametrizations.weight_norm(each.q_proj)
+    now, then = Plan.of(model, head=()), Plan.of(usual, head=())
+    name = "q_proj.parametrizations.weight.original0"
+    assert now[name].lr_scales[0] == pytest.approx(then[name].lr_scales[0] / ROOT)
+
+
+def test_a_scale_that_is_given_wins_where_no_class_says_it():
+    model = of_class("own.T5Attention", q=nn.Linear(D, D), k=nn.Linear(D, D), head_dim=HEAD, key_value_proj_dim=HEAD)
+    (pair,) = find_pairs(model, 0.3).values()
+    assert pair.scale == 0.3
+    model.__class__.__module__ = "transformers.models.t5.modeling_t5"
+    (pair,) = find_pairs(model, 0.3).values()
+    assert pair.scale == 1

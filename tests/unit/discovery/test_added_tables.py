@@ -217,8 +217,8 @@ def test_without_small_rows_that_are_trained_a_table_starts_as_a_head_and_branch
 @pytest.mark.parametrize(
     ("name", "once"),
     [
-        ("word_embeddings_layernorm", True),
-        ("layernorm_embedding", True),
+        *((name, True) for name in ("word_embeddings_layernorm", "layernorm_embedding", "layer_norm_emb")),
+        *((name, True) for name in ("embedding_layernorm", "embeddings_layer_norm")),
         ("embedding_norm", False),  # the last norm of LFM2
     ],
 )
