@@ -37,7 +37,8 @@ QK_NORMS = (
 
 _DIVIDED = (
     *("EsmSelfAttention", "EvollaSaProtSelfAttention"),  # queries, before they are rotated
-    *("OpenAIPrivacyFilterAttention", "VideoPrismMultiheadAttentionPoolingHead"),  # both; by a vector's softplus
+    "OpenAIPrivacyFilterAttention",  # queries and keys by the fourth root each
+    "VideoPrismMultiheadAttentionPoolingHead",  # queries, by a learned vector whose softplus starts at log 2
 )
 _UNDIVIDED = (
     *("GPTNeoSelfAttention", "T5Attention", "MT5Attention", "UMT5Attention", "LongT5Attention", "LongT5LocalAttention"),
