@@ -274,5 +274,5 @@ MUTATIONS = (
         "tests/sharded/test_sharing.py",
     ),
     Mutation("rows of a norm are small", "discovery/tied.py", "small.keys() - _normed(search.model)", "small", ADDED),
-    Mutation("queries alone", "discovery/multiplied.py", 'in ("query", "key"))', 'in ("query",))', UNSCALED),
+    Mutation("queries alone", "discovery/multiplied.py", 'in ("query", "key")}', 'in ("query",)}', UNSCALED),
 )

@@ -109,12 +109,13 @@ def _heads(module: nn.Module) -> Iterator[tuple[tuple[str, nn.Parameter], tuple[
     known = parts(module)
     if not {"query", "key"} <= known.keys() or normed(module):
         return
-    layers = dict.fromkeys(known[what].layer for what in ("query", "key"))
+    layers = {known[what].layer: None for what in ("query", "key")}
     own = {p: None for layer in layers for name, p in layer.named_parameters() if name.startswith(_OF_LINEAR)}
     values = {*known["value"].layer.parameters()} if "value" in known else set()
+    if values & own.keys() or not all(map(is_linear, layers)):
+        return
     size, scale = head_dim_of(module), scale_of(module)
-    if not size or not scale or (root := scale * size**0.5) < 1 + 1e-6 or values & own.keys():
+    if not size or not scale or (root := scale * size**0.5) < 1 + 1e-6:
         return
     why = f"products of heads of {size} are multiplied by {scale:g}, not {size**-0.5:.3g}: {root**0.5:.3g} for each"
-    if all(is_linear(layer) for layer in layers):
-        yield from ((("heads", p), (root**0.5, why)) for p in own)
+    yield from ((("heads", p), (root**0.5, why)) for p in own)
