@@ -42,7 +42,7 @@ ELSEWHERE = {
     "surefoot.initialise": ("ExactNorm", "HeadNormal", "SquareNormal", "UnitNormal"),
     "surefoot.roles": ("Placement",),
     "surefoot.scaling": (
-        "FanIn", "FanRatio", "HeadScale", "Keller", "LogRows", "LongerSide", "Natural", "RootFanIn",
+        "FanIn", "FanRatio", "HeadSize", "Keller", "LogRows", "LongerSide", "Natural", "RootFanIn",
     ),
     "surefoot.stabilise": ("DecayedPostClip",),
 }  # fmt: skip

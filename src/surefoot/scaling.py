@@ -172,25 +172,18 @@ class Times(Scale):
 
 
 @dataclass(frozen=True)
-class HeadScale(Scale):
-    """One scale for an attention layer's heads, blocks of `head_dim` rows, and another for what is fused with them.
+class HeadSize(Scale):
+    """`(16 / d_head)^(1/4)`, of heads of queries and keys: how far steps move logits is the same for every `d_head`.
 
-    Args:
-        head_dim: rows of a head.
-        heads: the scale of blocks with `head_dim` rows.
-        others: that of larger blocks, values fused with queries and keys.
+    Steps of norm s in both, together, move `<q, k> / sqrt(d_head)` by up to `s^2 sqrt(d_head)`.
 
-    >>> HeadScale(4, Constant(2.0), Constant(1.0))((2, 4, 8)), HeadScale(4, Constant(2.0), Constant(1.0))((1, 8, 8))
-    (2.0, 1.0)
+    >>> HeadSize()((4, 16, 64)), HeadSize()((2, 256, 512))
+    (1.0, 0.5)
     """
 
-    head_dim: int
-    heads: Scale
-    others: Scale
-
     def __call__(self, shape: tuple[int, ...]) -> float:
-        """By the number of rows."""
-        return (self.heads if shape[-2] == self.head_dim else self.others)(shape)
+        """`(16 / d_head)^(1/4)`."""
+        return math.sqrt(4 / math.sqrt(max(1, shape[-2])))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
     python studies/rates/run.py                          # what is missing of all settings; resumes
     python studies/rates/run.py --workers 2 --group seen
     python studies/rates/run.py --recipes steady adamw   # the rivals' own search of each setting, too
-    python studies/rates/run.py "hf gpt2" --recipes steady_small       # a tied table's stream as before (decision 32)
-    python studies/rates/run.py "hf gpt2" --recipes steady_even        # all matrices with one decay (decision 31)
+    python studies/rates/run.py "hf gpt2 96, bpe 1k" --recipes steady_two   # heads of all sizes alike (decision 34)
+    python studies/rates/run.py "hf gpt2" --recipes steady_small       # and tied tables as before (decision 32)
+    python studies/rates/run.py "hf gpt2" --recipes steady_even        # and all matrices with one decay (decision 31)
     python studies/rates/run.py "hf gpt2" --recipes steady_quarter     # and biases at eta / 4 (decision 30)
     python studies/rates/run.py "hf gpt2" --recipes steady_fresh       # 18 other seeds: the given rate and the lowest
 
@@ -54,12 +55,15 @@ from rates.settings import SETTINGS, Setting  # noqa: E402
 
 BUDGET = 8
 STEADY = sf.recipes.steady()
-HEADS = replace(STEADY.role("heads"), stabiliser=replace(STEADY.role("heads").stabiliser, rate=0.08))
-EVEN = replace(STEADY, table={**STEADY.table, "heads": HEADS})
+PAIRS = STEADY.role("heads")
+TWO, EVEN = (
+    replace(STEADY, table={**STEADY.table, "heads": replace(PAIRS, lr_scale=Constant(2.0), stabiliser=decay)})
+    for decay in (sf.DecoupledWeightDecay(rate, Constant(2.0)) for rate in (0.2, 0.08))
+)
 QUARTER = replace(EVEN, table={**EVEN.table, "bias": replace(EVEN.role("bias"), lr_scale=Constant(0.25))})
-BEFORE = {"steady_small": STEADY, "steady_even": EVEN, "steady_quarter": QUARTER}
-"""The default as it was, the latest first."""
-OURS = {"steady": STEADY, "steady_fresh": STEADY, **BEFORE}
+BEFORE = {"steady_small": TWO, "steady_even": EVEN, "steady_quarter": QUARTER}
+"""The default as it was before decision 32, the latest first."""
+OURS = {"steady": STEADY, "steady_fresh": STEADY, "steady_two": TWO, **BEFORE}
 FRESH = range(840, 858)
 """Seeds that no search had: the lowest of several noisy means is lower than it deserves."""
 CENTRES = {"adamw": -6.0, "moonlight_tuned": -3.5}

@@ -140,5 +140,6 @@ TABLES = {
     "biases": partial(changed, "steady_quarter", "steady_even"),
     "queries": partial(changed, "steady_even", "steady_small"),
     "small_rows": partial(changed, "steady_small", "steady"),
+    "head_sizes": partial(changed, "steady_two", "steady"),
     "families": families.table,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -12,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.conversion import SETTINGS, refuse_settings
-from surefoot.identity import by_plain_name, digest
+from surefoot.identity import by_plain_name
 from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.optim.precision import Precision, layouts
 from surefoot.plan import Placement, Plan, warn_once
 from surefoot.roles import Role, by_name
-from surefoot.scaling import FanRatio, HeadScale, Run
-from surefoot.stabilise import DecoupledWeightDecay
-from surefoot.views import PerHead
+from surefoot.scaling import Run
 
 FORMAT = 3
 """Version of the state dictionary; in 2, still read, attention values fused with queries had no role of their own."""
@@ -233,7 +230,7 @@ def _refuse_other_plan(theirs: Group, ours: Group, known: Known, states: Mapping
     """Raise ValueError, with the remedy, for a saved parameter of another plan; says so if its shape differs."""
     for p, index, then in zip(ours["params"], theirs["params"], theirs.get("plan", ()), strict=False):
         name, placement = known[p]
-        if then != (now := placement.digest) and not (theirs["format"] == 2 and then == _digest_2(placement)):
+        if then != (now := placement.digest):
             averages = [states.get(index, {}).get(key) for key in placement.role.momentum.averages]
             shape = next((tuple(x.shape) for x in averages if isinstance(x, Tensor) and x.shape != p.shape), None)
             what = f"has shape {shape}, here {tuple(p.shape)}" if shape else f"is of another plan ({then}, here {now})"
@@ -249,18 +246,6 @@ def _check_kinds(where: str, entries: Mapping[str, Any]) -> None:
     for key in kinds.keys() & entries.keys():
         if not isinstance(entries[key], kinds[key]):
             raise ValueError(f"{key!r} of the checkpoint{where} is not a {kinds[key].__name__} but {entries[key]!r}")
-
-
-def _digest_2(placement: Placement) -> str:
-    """A placement's digest in format 2, where heads and what was fused with them had a `HeadScale`, by their rows."""
-    role, stabiliser = placement.role, placement.role.stabiliser
-    if isinstance(role.view, PerHead):
-        others = placement.roles[-1].lr_scale if placement.by_block else FanRatio()  # as in all recipes with heads
-        scale = HeadScale(role.view.head_dim, role.lr_scale, others)
-        if isinstance(stabiliser, DecoupledWeightDecay) and stabiliser.lr_scale == role.lr_scale:
-            stabiliser = replace(stabiliser, lr_scale=scale)
-        role = replace(role, lr_scale=scale, stabiliser=stabiliser)
-    return digest((placement.shape, role))
 
 
 def _unfit(entries: Any, new: State, p: Tensor) -> str:

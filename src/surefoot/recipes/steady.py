@@ -12,7 +12,7 @@ from surefoot.momentum import SOAP, Momentum, RowAdam
 from surefoot.recipes.recipe import Recipe
 from surefoot.recipes.rules import DepthRule, HorizonRule
 from surefoot.roles import NATURAL, Role
-from surefoot.scaling import Constant, FanRatio, Scale
+from surefoot.scaling import Constant, FanRatio, HeadSize, Scale, Times
 from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
 from surefoot.views import Convolution
 
@@ -28,7 +28,7 @@ def steady(per_head: bool = True) -> Recipe:
     | role | step, for `eta = lr` | norm of a step at most | state, bytes a parameter |
     |---|---|---|---|
     | hidden matrix, experts | `eta r sqrt(d_out/d_in) msign(m)`, `r = FanRatio()` | `r eta`, at most 4 eta | 4 |
-    | queries, keys | the same of each head `(d_head, d_in)` with r = 2 | 2 eta | 4 |
+    | queries, keys | the same of each head `(d_head, d_in)`, `r = 4 / d_head^(1/4)` | `r eta` | 4 |
     | convolution | the same with r = 1 | eta | 4 |
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
@@ -42,7 +42,8 @@ def steady(per_head: bool = True) -> Recipe:
     step, `0.2 lr` of queries and keys; `print(plan)` shows the bounds that follow.
 
     Queries and keys have a norm for each head, because each has its own logits: an orthogonal step of the whole matrix
-    may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as heads are added.
+    may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as heads are added. Steps
+    of norm r in both can move a logit `<q, k> / sqrt(d_head)` by `r^2 sqrt(d_head)`: with this r as far at every size.
 
     Weights that write into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) get 4/L of their
     rate and decay, and sqrt(4/L) of their initial values: the changes of all branches add up, see `DepthRule`. Each
@@ -70,7 +71,7 @@ def steady(per_head: bool = True) -> Recipe:
         table[kind] = _decayed(adaptive, Constant(factor))
     table["conv"] = replace(_decayed(table["linear"], Constant()), name="conv", view=Convolution())  # taps are no width
     if per_head:
-        table["heads"] = _decayed(table["linear"], Constant(QUERIES), QUERIES_DECAY, initial=SquareNormal())
+        table["heads"] = _decayed(table["linear"], Times(QUERIES, HeadSize()), QUERIES_DECAY, initial=SquareNormal())
     return Recipe("steady" if per_head else "steady_whole", table, DepthRule(), HorizonRule())
 
 
