@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,6 @@ from surefoot.experiment.models.configs import GPTConfig, LlamaConfig
 from surefoot.experiment.models.decoder import Decoder
 from surefoot.experiment.models.layers import LearnedPositions, Mixture
 from surefoot.experiment.models.sizes import Size
-
-HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -55,14 +52,14 @@ class Setting:
         return range(820, 829 if self.flat or self.data == "digits" else 823)
 
 
-def gpt(width: int = 64, depth: int = 2, **options: Any) -> Callable[[int], nn.Module]:
+def gpt(width: int = 64, depth: int = 2, head_dim: int = 16, **options: Any) -> Callable[[int], nn.Module]:
     """The reference GPT."""
-    return lambda vocab: Decoder(GPTConfig(Size(width, depth, 16, vocab), **options))
+    return lambda vocab: Decoder(GPTConfig(Size(width, depth, head_dim, vocab), **options))
 
 
-def llama(width: int = 64, depth: int = 2, **options: Any) -> Callable[[int], nn.Module]:
+def llama(width: int = 64, depth: int = 2, head_dim: int = 16, **options: Any) -> Callable[[int], nn.Module]:
     """The reference LLaMA."""
-    return lambda vocab: Decoder(LlamaConfig(Size(width, depth, 16, vocab), **options))
+    return lambda vocab: Decoder(LlamaConfig(Size(width, depth, head_dim, vocab), **options))
 
 
 class Logits(nn.Module):
@@ -82,8 +79,7 @@ def transformer(family: str, width: int = 64, tied: bool | None = None) -> Calla
     """A family of studies/wiring: two blocks and four heads, from its configuration."""
 
     def build(vocab: int) -> nn.Module:
-        sys.path.append(str(HERE.parent / "wiring"))
-        import families
+        from wiring import families  # needs transformers
 
         found = families.FAMILIES[family]
         config = found.config(width)
@@ -195,6 +191,8 @@ SETTINGS: dict[str, Setting] = {
     "hf gpt2 96, other text": Setting(transformer("gpt2", 96), OTHER_TEXT, held=True, flat=True),
     "hf gpt2 128, 80 steps": Setting(transformer("gpt2", 128), steps=80, held=True),
     "llama 96 tied, bpe 2k": Setting(llama(96, head="tied"), "bpe:2048", held=True),
+    "gpt 128, heads of 64": Setting(gpt(128, head_dim=64), held=True),
+    "llama 128, heads of 128, other text": Setting(llama(128, head_dim=128), OTHER_TEXT, held=True),
     "digits, vision transformer": Setting(lambda _: VisionTransformer(), "digits", batch=64, context=17),
     "digits, vision transformer 96, mean": Setting(
         lambda _: VisionTransformer(96, 3, mean=True), "digits", 200, 128, 1, held=True

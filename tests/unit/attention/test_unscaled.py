@@ -79,7 +79,9 @@ def units(path, **attributes):
     layers = {name: nn.Linear(D, D, bias=False) for name in ("q_proj", "k_proj", "v_proj")}
     model = of_class(path, **{**layers, "head_dim": HEAD, **attributes})
     plan = Plan.of(model, head=())
-    return [usual / plan[f"{x}_proj.weight"].lr_scales[0] for x, usual in zip("qkv", (2, 2, 1), strict=True)]
+    return [
+        usual / plan[f"{x}_proj.weight"].lr_scales[0] for x, usual in zip("qkv", (4 / ROOT, 4 / ROOT, 1), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,11 @@ FUSED = {
 }
 
 
+def of_heads(head_dim):
+    """The factor of queries and keys."""
+    return pytest.approx(4 / head_dim**0.25, rel=1e-12)
+
+
 def usual(rows):
     """The placement of a linear layer."""
     return Plan.of(nn.Linear(D, rows, bias=False))["weight"]
@@ -59,7 +64,7 @@ def test_fused_values_have_the_rate_the_decay_and_the_initial_values_of_a_layer_
     alone, role, own = usual(rows), placement.role, placement.roles[-1]
     assert values == alone.blocks[0]
     assert sum(block[0] for block in queries) == heads
-    assert placement.lr_scales == (*(2,) * len(queries), *alone.lr_scales)
+    assert placement.lr_scales == (*(of_heads(role.view.head_dim),) * len(queries), *alone.lr_scales)
     assert placement.stabilisers[-1] == alone.stabilisers[0]
     assert own.initial == alone.role.initial
     assert placement.roles[:-1] == (role,) * len(queries)
@@ -88,7 +93,8 @@ def test_the_table_says_queries_keys_and_values_on_three_lines(case):
     plan = Plan.of(model, head=())
     lines = [row for row in plan.rows() if "out_proj" not in row["name"]]
     assert [row["name"].partition("[")[2] for row in lines] == ["query]", "key]", "value]"]
-    assert [row["lr scale"] for row in lines] == ["2", "2", f"{usual(rows).lr_scales[0]:.4g}"]
+    pair = f"{4 / (D if 'one head' in case else HEAD) ** 0.25:.4g}"
+    assert [row["lr scale"] for row in lines] == [pair, pair, f"{usual(rows).lr_scales[0]:.4g}"]
     assert (lines[0]["fan out"], lines[2]["fan out"]) == (str(D), str(rows))
     assert f"{len(plan)} parameters" in str(plan)
 
@@ -104,7 +110,7 @@ def test_a_single_head_of_keys_is_told_from_one_of_values():
     """GPT-2's cross attention."""
     model = owner("gpt2", "GPT2Attention", 2 * D, heads=1, is_cross_attention=True)
     plan = Plan.of(model, head=())
-    assert plan["c_attn.weight"].lr_scales == (2, 1)
+    assert plan["c_attn.weight"].lr_scales == (of_heads(D), 1)
     assert [(row["name"], row["shape"]) for row in plan.rows() if "weight" in row["name"]] == [
         ("c_attn.weight[key]", f"{D}x{D} of {2 * D}x{D}"),
         ("c_attn.weight[value]", f"{D}x{D} of {2 * D}x{D}"),
@@ -114,10 +120,10 @@ def test_a_single_head_of_keys_is_told_from_one_of_values():
 def test_a_function_that_changes_the_layout_has_the_role_of_queries_everywhere():
     model = FUSED["GPT-2"][0]
     placement = Plan.of(model, head=(), overrides=[("c_attn.weight", per_head(4))])["c_attn.weight"]
-    assert (placement.by_block, placement.lr_scales) == ((), (2,))
+    assert (placement.by_block, placement.lr_scales) == ((), (of_heads(4),))
     kept = Plan.of(model, head=(), overrides=[("c_attn.weight", lambda role: replace(role, name="own"))])
     assert [role.name for role in kept["c_attn.weight"].roles] == ["own", "own"]
-    assert kept["c_attn.weight"].lr_scales == (2, 1)
+    assert kept["c_attn.weight"].lr_scales == (of_heads(HEAD), 1)
 
 
 def test_a_checkpoint_of_format_2_loads_but_for_heads_which_are_refused_by_name_with_the_remedy():

@@ -133,8 +133,8 @@ def test_heads_of_another_size_are_those_of_the_override():
     assert placed.blocks == ((8, 2, D),)
     usual = Plan.of(Model())["blocks.0.attention.query.weight"]
     assert usual.blocks == ((4, 4, D),)
-    assert placed.role.lr_scale(placed.blocks[0]) == usual.role.lr_scale(usual.blocks[0])
-    assert placed.stabilisers[0].lr_scale(placed.blocks[0]) == usual.stabilisers[0].lr_scale(usual.blocks[0])
+    assert placed.lr_scales[0] == placed.stabilisers[0].lr_scale(placed.blocks[0]) == pytest.approx(4 / 2**0.25)
+    assert usual.lr_scales[0] == usual.stabilisers[0].lr_scale(usual.blocks[0]) == pytest.approx(4 / 4**0.25)
 
 
 def test_a_named_matrix_beside_a_tied_table_is_what_it_is_called():
