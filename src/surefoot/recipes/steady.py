@@ -38,12 +38,11 @@ def steady(per_head: bool = True) -> Recipe:
     Momentum is .9 with look-ahead .5. Row i of a table steps along `h_i = m_i / sqrt(v_i)`, Adam's two means with one
     second moment per row: the signal of its gradients over their noise. A normalised row would step as far however
     noisy they are. By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for
-    (b1, b2) = (.9, .98), bias correction included, see `RMSScaled`. Decay takes `0.08 lr` of matrices and tables per
-    step, `0.2 lr` of queries and keys; `print(plan)` shows the bounds that follow.
+    (b1, b2) = (.9, .98), bias correction included. Decay takes `0.08 lr` of matrices and tables per step, `0.2 lr` of
+    queries and keys; `print(plan)` shows the bounds that follow.
 
-    Queries and keys have a norm for each head, because each has its own logits: an orthogonal step of the whole matrix
-    may change one head's queries by `sqrt(heads)` times as much, and the best rate would fall as heads are added. Steps
-    of norm r in both can move a logit `<q, k> / sqrt(d_head)` by `r^2 sqrt(d_head)`: with this r as far at every size.
+    Queries and keys have a norm for each head: a step of the whole matrix may change one head by `sqrt(heads)` times as
+    much. How far steps move a logit, `r^2 sqrt(d_head)` together, is the same for heads of every size, see `HeadSize`.
 
     Weights that write into a residual stream of L > 4 branches (two blocks of attention and MLP are 4) get 4/L of their
     rate and decay, and sqrt(4/L) of their initial values: the changes of all branches add up, see `DepthRule`. Each
