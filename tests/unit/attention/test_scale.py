@@ -1,8 +1,9 @@
-"""Attention by 1/d_head in models that have 1/sqrt(d_head)."""
+"""Attention by 1/d_head in models that have 1/sqrt(d_head), and steps that need none of it."""
 
 import math
 
 import pytest
+import torch
 from torch import nn
 
 import surefoot as sf
@@ -29,6 +30,21 @@ def test_other_scales_are_left_alone_and_nothing_to_change_is_an_error():
         sf.scale_attention_(model, 16)
     with pytest.raises(ValueError, match="base_head_dim must be at least 1"):
         sf.scale_attention_(model, 0)
+
+
+@pytest.mark.parametrize("head_dim", [4, 16, 64, 256])
+def test_a_step_of_queries_and_keys_moves_a_logit_as_far_for_heads_of_every_size(head_dim):
+    """Both learn the same direction of the inputs, which moves a logit most: by `r^2 eta^2 sqrt(d_head)`."""
+    model = Attention(head_dim)
+    model.q_proj, model.k_proj = (nn.Linear(32, head_dim, bias=False) for _ in range(2))
+    optimizer = sf.SteepestDescent(model, sf.Plan.of(model, head=()), lr=0.5)
+    x = torch.ones(32)
+    for layer in (model.q_proj, model.k_proj):
+        nn.init.zeros_(layer.weight)
+        layer.weight.grad = -torch.outer(torch.ones(head_dim), x)
+    optimizer.step()
+    logit = model.q_proj(x) @ model.k_proj(x) * model.scaling
+    assert logit.item() == pytest.approx(4.0, rel=0.05)
 
 
 @pytest.mark.integration
