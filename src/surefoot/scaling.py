@@ -175,7 +175,8 @@ class Times(Scale):
 class HeadSize(Scale):
     """`(16 / d_head)^(1/4)`, of heads of queries and keys: how far steps move logits is the same for every `d_head`.
 
-    Steps of norm s in both, together, move `<q, k> / sqrt(d_head)` by up to `s^2 sqrt(d_head)`.
+    Steps of norm s in both, together, move `<q, k> / sqrt(d_head)` by up to `s^2 sqrt(d_head)`. Blocks are heads: a
+    whole matrix of queries counts as one large head.
 
     >>> HeadSize()((4, 16, 64)), HeadSize()((2, 256, 512))
     (1.0, 0.5)

@@ -168,10 +168,10 @@ def scale_attention_(model: nn.Module, base_head_dim: int) -> list[str]:
     """Make attention scale its logits by `sqrt(d0)/d_head` instead of `1/sqrt(d_head)`, for transfer across head sizes.
 
     Trained queries and keys are aligned, so their product grows as `d_head`: under the usual scale logits grow with its
-    root, and the best learning rate moves with them. At `d_head = d0` nothing changes. Not needed with the default
-    recipe, whose steps of queries and keys fall with `d_head`. The modules are those with an attribute `scaling` equal
-    to `1/sqrt(d_head)`, as in most of `transformers`. Checkpoints do not hold it, so call this whenever the model is
-    built. Not for pretrained models, which were trained with their own scale.
+    root, and the best learning rate moves with them. At `d_head = d0` nothing changes. Not for the default recipe: its
+    steps of queries and keys fall with `d_head`, and with both, logits move by less as heads grow. Not for pretrained
+    models, which were trained with their own scale. The modules are those with an attribute `scaling` equal to
+    `1/sqrt(d_head)`, as in most of `transformers`. Checkpoints do not hold it, so call this whenever a model is built.
 
     Args:
         model: written to.

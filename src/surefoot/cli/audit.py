@@ -91,7 +91,7 @@ def warnings(model: nn.Module, plan: Plan) -> list[str]:
             lines.append(f"{name} has a side of {tiny}: a spectral norm of so few directions is nearly a Euclidean one")
         elif ratio := next((large // small for small, large in sides if large > LARGE_RATIO * small), 0):
             lines.append(f"{name} is {ratio} times as long as wide: is it one matrix, or several that are fused?")
-    if usual := usually_scaled(model):
+    if not plan.recipe.startswith("steady") and (usual := usually_scaled(model)):  # whose steps fall with d_head
         stays = "which stays so; where a model's widths differ in d_head, surefoot.scale_attention_ makes it 1/d_head"
         lines.append(f"{len(usual)} modules scale attention by 1/sqrt(d_head), {stays}")
     if not any(p.is_meta for p in model.parameters()):

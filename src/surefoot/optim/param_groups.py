@@ -20,7 +20,7 @@ from surefoot.roles import Role, by_name
 from surefoot.scaling import Run
 
 FORMAT = 3
-"""Version of the state dictionary; in 2, still read, attention values fused with queries had no role of their own."""
+"""Version of the state dictionary; 2 is still read, but for heads, whose digests were others."""
 
 Group = dict[str, Any]
 """A parameter group, or another dictionary of a saved state."""

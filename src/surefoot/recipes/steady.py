@@ -109,8 +109,8 @@ def steady_bounded() -> Recipe:
     """`steady` under a tight bound: `PostClip` beside its decay, for hidden matrices in units of their step's factor.
 
     Norms are at most 2 in the unit of the role (`print(plan)` shows it). For a hidden matrix that is
-    `2 r sqrt(d_out/d_in)` with the r of `steady`, since steps r times as long lead to weights r times as large. All
-    else is as in `steady`. docs/other-recipes.md has the measured cost.
+    `2 r sqrt(d_out/d_in)` with the r of `steady`, since steps r times as long lead to weights r times as large; for a
+    head 4, whatever its size. All else is as in `steady`. docs/other-recipes.md has the measured cost.
 
     Returns:
         The recipe.
@@ -125,7 +125,7 @@ def steady_bounded() -> Recipe:
         bound, decay = PostClip(RADIUS), role.stabiliser
         if isinstance(decay, DecoupledWeightDecay):
             bound = DecayedPostClip(decay.rate, decay.lr_scale, RADIUS)
-        unit = role.lr_scale if kind in MATRICES else role.radius_unit
+        unit = Constant(QUERIES) if kind == "heads" else role.lr_scale if kind in MATRICES else role.radius_unit
         table[kind] = replace(role, stabiliser=bound, radius_unit=unit)
     return replace(base, name="steady_bounded", table=table)
 
