@@ -73,7 +73,8 @@ def changed(before: str, now: str) -> str:
     """The settings that were searched with the default as it was and as it is: best rates and paired losses."""
     rows = []
     for name, setting in SETTINGS.items():
-        both = next(each for each in (now, "steady_two", "steady") if records(each, name)), before  # as it still was
+        later = (each for each in (now, "steady_two", "steady") if records(each, name))  # with the next change, if any
+        both = next(later, now), before
         found = [means(recipe, name) for recipe in both]
         if not all(each and not next_rates(each, given("steady", setting), BUDGET) for each in found):
             continue

@@ -13,7 +13,7 @@ EQUAL = (
     *("hf gemma", "other text", "bpe 1k", "bpe 8k", "context 256, batch 4", "width 96, depth 6", "llama 96, grouped"),
     *("experts 96, other text", "gpt tied, bpe 1k", "hf llama", "hf qwen3", "context 256, batch 4, other text"),
     *("hf gpt2 96, bpe 1k", "hf llama 96, other text", "gpt tied, other text", "hf gpt2 96, other text"),
-    "llama 96 tied, bpe 2k",
+    *("llama 96 tied, bpe 2k", "gpt 128, heads of 64", "llama 128, heads of 128, other text"),
 )
 """The searches of causal models at 150 steps of 1,024 tokens."""
 OTHERS = ("opt", "bert", "whisper", "llama", "qwen3", "gemma", "mixtral")
