@@ -17,7 +17,7 @@ from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
 from surefoot.views import Convolution
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
-EMBEDDING, HEAD, QUERIES, GAIN, BIAS = 2.0, 20.0, 2.0, 0.05, 0.1
+EMBEDDING, HEAD, QUERIES, KERNELS, GAIN, BIAS = 2.0, 20.0, 2.0, 2.0, 0.05, 0.1
 DECAY, QUERIES_DECAY = 0.08, 0.2
 RADIUS, MATRICES = 2.0, ("linear", "heads", "conv")
 
@@ -29,7 +29,7 @@ def steady(per_head: bool = True) -> Recipe:
     |---|---|---|---|
     | hidden matrix, experts | `eta r sqrt(d_out/d_in) msign(m)`, `r = FanRatio()` | `r eta`, at most 4 eta | 4 |
     | queries, keys | the same of each head `(d_head, d_in)`, `r = 4 / d_head^(1/4)` | `r eta` | 4 |
-    | convolution | the same with r = 1 | eta | 4 |
+    | convolution | the same with r = 2 | 2 eta | 4 |
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
     | gain, scalar | `eta / 20` times the sign | eta / 20 | 4 |
@@ -68,7 +68,7 @@ def steady(per_head: bool = True) -> Recipe:
     for kind, factor in (("embedding", EMBEDDING), ("head", HEAD)):
         adaptive = replace(table[kind], geometry=RMSScaled(table[kind].geometry), momentum=TABLES)
         table[kind] = _decayed(adaptive, Constant(factor))
-    table["conv"] = replace(_decayed(table["linear"], Constant()), name="conv", view=Convolution())  # taps are no width
+    table["conv"] = replace(_decayed(table["linear"], Constant(KERNELS)), name="conv", view=Convolution())
     if per_head:
         table["heads"] = _decayed(table["linear"], Times(QUERIES, HeadSize()), QUERIES_DECAY, initial=SquareNormal())
     return Recipe("steady" if per_head else "steady_whole", table, DepthRule(), HorizonRule())
