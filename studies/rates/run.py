@@ -3,7 +3,7 @@
     python studies/rates/run.py                          # what is missing of all settings; resumes
     python studies/rates/run.py --workers 2 --group seen
     python studies/rates/run.py --recipes steady adamw   # the rivals' own search of each setting, too
-    python studies/rates/run.py "hf gpt2 96, bpe 1k" --recipes steady_two   # heads of all sizes alike (decision 34)
+    python studies/rates/run.py "hf gpt2 96, bpe 1k" --recipes steady_two   # as before decisions 34 and 35
     python studies/rates/run.py "hf gpt2" --recipes steady_small       # and tied tables as before (decision 32)
     python studies/rates/run.py "hf gpt2" --recipes steady_even        # and all matrices with one decay (decision 31)
     python studies/rates/run.py "hf gpt2" --recipes steady_quarter     # and biases at eta / 4 (decision 30)
@@ -55,11 +55,11 @@ from rates.settings import SETTINGS, Setting  # noqa: E402
 
 BUDGET = 8
 STEADY = sf.recipes.steady()
-PAIRS = STEADY.role("heads")
-TWO, EVEN = (
-    replace(STEADY, table={**STEADY.table, "heads": replace(PAIRS, lr_scale=Constant(2.0), stabiliser=decay)})
-    for decay in (sf.DecoupledWeightDecay(rate, Constant(2.0)) for rate in (0.2, 0.08))
-)
+OLD = {kind: replace(STEADY.role(kind), lr_scale=Constant(by)) for kind, by in (("heads", 2.0), ("conv", 1.0))}
+OLD = {kind: replace(role, stabiliser=replace(role.stabiliser, lr_scale=role.lr_scale)) for kind, role in OLD.items()}
+TWO = replace(STEADY, table={**STEADY.table, **OLD})
+EVEN_HEADS = replace(OLD["heads"], stabiliser=replace(OLD["heads"].stabiliser, rate=0.08))
+EVEN = replace(TWO, table={**TWO.table, "heads": EVEN_HEADS})
 QUARTER = replace(EVEN, table={**EVEN.table, "bias": replace(EVEN.role("bias"), lr_scale=Constant(0.25))})
 BEFORE = {"steady_small": TWO, "steady_even": EVEN, "steady_quarter": QUARTER}
 """The default as it was before decision 32, the latest first."""
