@@ -127,6 +127,7 @@ NATURAL: dict[str, Role] = {role.name: role for role in _ROLES}
 
 DERIVED: dict[str, tuple[str, View]] = {
     "conv": ("linear", Convolution()),
+    "patches": ("linear", Convolution()),
     "experts": ("linear", Stack()),
     "router": ("head", Matrix()),
     "positions": ("embedding", Rows()),

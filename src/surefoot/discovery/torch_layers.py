@@ -1,6 +1,7 @@
 """Kinds of a module's parameters by its type or structure alone: torch's layers, norms, experts, bare parameters."""
 
 import math
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,7 +76,7 @@ def _norm(module: nn.Module) -> dict[str, Kind]:
 
 
 def _conv(module: _ConvNd) -> dict[str, Kind]:
-    """Kinds for convolutions.
+    """Kinds for convolutions; where no two patches overlap, the kernel is a linear layer of each.
 
     Along a dimension of a transposed one, `min(k, stride / gcd(stride, dilation))` disjoint sets of the k taps reach
     different outputs.
@@ -86,7 +87,9 @@ def _conv(module: _ConvNd) -> dict[str, Kind]:
         steps = zip(module.kernel_size, module.stride, module.dilation, strict=True)
         stride = math.prod(min(k, s // math.gcd(s, d)) for k, s, d in steps)
         name, view = f"{name}, fan-in over {stride}", TransposedConvolution(module.groups)
-    return {"weight": Kind("conv", f"kernel of {name}", view, stride=stride)} | _bias(name)
+    spans = ((k - 1) * d + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True))
+    apart = not module.transposed and all(map(operator.le, spans, module.stride))
+    return {"weight": Kind("patches" if apart else "conv", f"kernel of {name}", view, stride=stride)} | _bias(name)
 
 
 def _attention(module: nn.MultiheadAttention) -> dict[str, Kind]:

@@ -29,7 +29,7 @@ def steady(per_head: bool = True) -> Recipe:
     |---|---|---|---|
     | hidden matrix, experts | `eta r sqrt(d_out/d_in) msign(m)`, `r = FanRatio()` | `r eta`, at most 4 eta | 4 |
     | queries, keys | the same of each head `(d_head, d_in)`, `r = 4 / d_head^(1/4)` | `r eta` | 4 |
-    | convolution | the same with r = 2 | 2 eta | 4 |
+    | convolution of patches that overlap | the same with r = 2 | 2 eta | 4 |
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
     | gain, scalar | `eta / 20` times the sign | eta / 20 | 4 |

@@ -73,7 +73,9 @@ FIGURES = [
                 at("sources_moonlight", "...", "drift over 4x") + Value(1)
             ],
             "By it the best rate moves by {} octaves": lambda: [at("sources_graft", "...", "drift over 4x")],
-            "where it is: it moves by {} octaves from heads": lambda: [at("sources_heads", "...", "drift from 8 to 32")],
+            "where it is: it moves by {} octaves from heads": lambda: [
+                at("sources_heads", "...", "drift from 8 to 32")
+            ],
             "of heads of 16 at one head of 64 costs {} nats": lambda: [at("sources_heads", "...", "regret of 16's")],
             "nothing gains more than {} nats": lambda: [
                 least(column("beyond_screen", ["steady+..."], "minus its base's"))
