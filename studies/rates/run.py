@@ -55,11 +55,16 @@ from rates.settings import SETTINGS, Setting  # noqa: E402
 
 BUDGET = 8
 STEADY = sf.recipes.steady()
-OLD = {kind: replace(STEADY.role(kind), lr_scale=Constant(by)) for kind, by in (("heads", 2.0), ("conv", 1.0))}
-OLD = {kind: replace(role, stabiliser=replace(role.stabiliser, lr_scale=role.lr_scale)) for kind, role in OLD.items()}
-TWO = replace(STEADY, table={**STEADY.table, **OLD})
-EVEN_HEADS = replace(OLD["heads"], stabiliser=replace(OLD["heads"].stabiliser, rate=0.08))
-EVEN = replace(TWO, table={**TWO.table, "heads": EVEN_HEADS})
+
+
+def at(kind: str, scale: float, decay: float) -> sf.Role:
+    """A role of the default with another factor and decay."""
+    by = Constant(scale)
+    return replace(STEADY.role(kind), lr_scale=by, stabiliser=sf.DecoupledWeightDecay(decay, by))
+
+
+TWO = replace(STEADY, table={**STEADY.table, "heads": at("heads", 2.0, 0.2), "conv": at("conv", 1.0, 0.08)})
+EVEN = replace(TWO, table={**TWO.table, "heads": at("heads", 2.0, 0.08)})
 QUARTER = replace(EVEN, table={**EVEN.table, "bias": replace(EVEN.role("bias"), lr_scale=Constant(0.25))})
 BEFORE = {"steady_small": TWO, "steady_even": EVEN, "steady_quarter": QUARTER}
 """The default as it was before decision 32, the latest first."""

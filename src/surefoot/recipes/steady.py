@@ -11,10 +11,9 @@ from surefoot.initialise import SquareNormal
 from surefoot.momentum import SOAP, Momentum, RowAdam
 from surefoot.recipes.recipe import Recipe
 from surefoot.recipes.rules import DepthRule, HorizonRule
-from surefoot.roles import NATURAL, Role
+from surefoot.roles import NATURAL, Role, derive
 from surefoot.scaling import Constant, FanRatio, HeadSize, Scale, Times
 from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
-from surefoot.views import Convolution
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
 EMBEDDING, HEAD, QUERIES, KERNELS, GAIN, BIAS = 2.0, 20.0, 2.0, 2.0, 0.05, 0.1
@@ -39,7 +38,7 @@ def steady(per_head: bool = True) -> Recipe:
     second moment per row: the signal of its gradients over their noise. A normalised row would step as far however
     noisy they are. By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for
     (b1, b2) = (.9, .98), bias correction included. Decay takes `0.08 lr` of matrices and tables per step, `0.2 lr` of
-    queries and keys; `print(plan)` shows the bounds that follow.
+    queries and keys, `0.16 lr` of kernels; `print(plan)` shows the bounds that follow.
 
     Queries and keys have a norm for each head: a step of the whole matrix may change one head by `sqrt(heads)` times as
     much. How far steps move a logit, `r^2 sqrt(d_head)` together, is the same for heads of every size, see `HeadSize`.
@@ -68,7 +67,7 @@ def steady(per_head: bool = True) -> Recipe:
     for kind, factor in (("embedding", EMBEDDING), ("head", HEAD)):
         adaptive = replace(table[kind], geometry=RMSScaled(table[kind].geometry), momentum=TABLES)
         table[kind] = _decayed(adaptive, Constant(factor))
-    table["conv"] = replace(_decayed(table["linear"], Constant(KERNELS)), name="conv", view=Convolution())
+    table["conv"] = _decayed(derive("conv", table), Constant(KERNELS), KERNELS * DECAY)
     if per_head:
         table["heads"] = _decayed(table["linear"], Times(QUERIES, HeadSize()), QUERIES_DECAY, initial=SquareNormal())
     return Recipe("steady" if per_head else "steady_whole", table, DepthRule(), HorizonRule())
