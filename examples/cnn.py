@@ -44,7 +44,7 @@ def train(method: str, channels: int, lr: float) -> float:
 
 
 curves = {}
-for method, octaves in {"Surefoot": [-4, -3, -2, -1], "AdamW": [-7, -6, -5, -4, -3]}.items():
+for method, octaves in {"Surefoot": [-4.5, -3.5, -2.5, -1.5], "AdamW": [-7, -6, -5, -4, -3]}.items():
     rates = [2.0**octave for octave in octaves]
     narrow, wide = ([train(method, channels, lr) for lr in rates] for channels in (8, 32))
     best, wide_best = narrow.index(min(narrow)), wide.index(min(wide))
