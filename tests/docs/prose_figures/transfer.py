@@ -16,6 +16,7 @@ EQUAL = (
     *("llama 96 tied, bpe 2k", "gpt 128, heads of 64", "llama 128, heads of 128, other text"),
 )
 """The searches of causal models at 150 steps of 1,024 tokens."""
+VISION = ("second ends {} lower at its best rate", "neither rate it is {}", "on digits ({} on other seeds)")
 OTHERS = ("opt", "bert", "whisper", "llama", "qwen3", "gemma", "mixtral")
 
 
@@ -82,9 +83,10 @@ FIGURES = [
                 at("rates", "hf gpt2 untied", "loss at") - at("rates", "hf gpt2", "loss at"),
             ],
             "transformer ends {} nats": lambda: [at("rates", "digits, vision transformer", "above the lowest")],
-            "second ends {} lower at its best rate": lambda: [
-                at("rates", "digits, vision transformer 96...", "above the lowest")
-            ],
+            **{
+                words: lambda after=after: [at("rates", "digits, vision transformer 96...", "above the lowest", after)]
+                for words, after in zip(VISION, ("", "seeds", "seeds"), strict=True)
+            },
             "its best rate moves by {} octave over 32x the width": lambda: [
                 at("confirm_sooner", "1024", "drift from 32")
             ],
