@@ -32,7 +32,7 @@ MUTATIONS = (
         "rows by the shorter side", "scaling.py", "sqrt(max(1, *shape[-2:]))", "sqrt(max(1, min(shape[-2:])))", RELATED
     ),
     Mutation("a ratio without a limit", "scaling.py", "min(self.most, max", "min(math.inf, max", RECIPES),
-    Mutation("a kernel's taps as a width", "recipes/steady.py", "Constant(KERNELS), KERNELS", "FanRatio(), 1", RECIPES),
+    Mutation("a kernel's taps as a width", "recipes/steady.py", "Constant(x), x", "FanRatio(), x", RECIPES),
     Mutation("rows before columns", "geometry/adaptive.py", "turn % 2 == 0", "turn % 2 == 1", RELATED),
     Mutation(
         "a head without momentum",

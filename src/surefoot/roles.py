@@ -127,13 +127,13 @@ NATURAL: dict[str, Role] = {role.name: role for role in _ROLES}
 
 DERIVED: dict[str, tuple[str, View]] = {
     "conv": ("linear", Convolution()),
-    "patches": ("linear", Convolution()),
+    "patches": ("conv", Convolution()),
     "experts": ("linear", Stack()),
     "router": ("head", Matrix()),
     "positions": ("embedding", Rows()),
     "tied_positions": ("head", Rows()),
 }
-"""Kinds that take another kind's role with their own layout; tied positions are added to a tied table."""
+"""Kinds that take another's role with their own layout, `patches` (kernels whose patches do not overlap) all of it."""
 
 
 def derive(kind: str, table: dict[str, Role]) -> Role:
@@ -152,9 +152,9 @@ def derive(kind: str, table: dict[str, Role]) -> Role:
     >>> derive("experts", NATURAL).geometry
     Spectral(method='auto')
     """
-    if kind in table:
-        return table[kind]
     base, view = DERIVED.get(kind, (kind, Matrix()))
+    if kind in table or base in DERIVED:
+        return table[kind] if kind in table else derive(base, table)
     if kind not in DERIVED and kind not in NATURAL:
         raise ValueError(f"unknown role {kind!r}; choose one of {', '.join([*NATURAL, *DERIVED])}, or give a Role")
     if base not in table:

@@ -119,7 +119,7 @@ OTHER_FAMILIES = {
         [
             ("*cls_token", "positions", [(1, D)], lambda w: [w[0]]),
             ("*position_embeddings", "positions", [(17, D)], lambda w: [w[0]]),
-            ("*projection.weight", "patches", [(D, 48)], flat),
+            ("*projection.weight", "conv", [(D, 48)], flat),
             ("*projection.bias", "bias", [(D,)], whole),
             ("*_proj.weight", "linear", [(D, D)], whole),
             ("*_proj.bias", "bias", [(D,)], whole),
@@ -215,7 +215,7 @@ OTHER_FAMILIES = {
             ("*cls_token", "positions", [(1, D)], lambda w: [w[0]]),
             ("*mask_token", "positions", [(1, D)], whole),
             ("*position_embeddings", "positions", [(17, D)], lambda w: [w[0]]),
-            ("*projection.weight", "patches", [(D, 48)], flat),
+            ("*projection.weight", "conv", [(D, 48)], flat),
             ("*projection.bias", "bias", [(D,)], whole),
             ("*attention.*.weight", "linear", [(D, D)], whole),
             ("*attention.*.bias", "bias", [(D,)], whole),

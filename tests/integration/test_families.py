@@ -37,7 +37,6 @@ def spectral(w):
 NORMS = {
     "linear": (spectral, 1),
     "conv": (spectral, 1),
-    "patches": (spectral, 1),
     "experts": (spectral, 1),
     "embedding": (lambda w: rms(w).max(), 1),
     "positions": (lambda w: rms(w).max(), 1),

@@ -76,7 +76,7 @@ def _norm(module: nn.Module) -> dict[str, Kind]:
 
 
 def _conv(module: _ConvNd) -> dict[str, Kind]:
-    """Kinds for convolutions; where no two patches overlap, the kernel is a linear layer of each.
+    """Kinds for convolutions; where no two patches overlap, a kernel's is `patches`.
 
     Along a dimension of a transposed one, `min(k, stride / gcd(stride, dilation))` disjoint sets of the k taps reach
     different outputs.
@@ -88,7 +88,7 @@ def _conv(module: _ConvNd) -> dict[str, Kind]:
         stride = math.prod(min(k, s // math.gcd(s, d)) for k, s, d in steps)
         name, view = f"{name}, fan-in over {stride}", TransposedConvolution(module.groups)
     spans = ((k - 1) * d + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True))
-    apart = not module.transposed and all(map(operator.le, spans, module.stride))
+    apart = all(map(operator.le, spans, module.stride))
     return {"weight": Kind("patches" if apart else "conv", f"kernel of {name}", view, stride=stride)} | _bias(name)
 
 

@@ -16,9 +16,10 @@ from surefoot.scaling import Constant, FanRatio, HeadSize, Scale, Times
 from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
-EMBEDDING, HEAD, QUERIES, KERNELS, GAIN, BIAS = 2.0, 20.0, 2.0, 2.0, 0.05, 0.1
+EMBEDDING, HEAD, QUERIES, GAIN, BIAS = 2.0, 20.0, 2.0, 0.05, 0.1
+KERNELS = {"conv": 2.0, "patches": 1.0}
 DECAY, QUERIES_DECAY = 0.08, 0.2
-RADIUS, MATRICES = 2.0, ("linear", "heads", "conv")
+RADIUS, MATRICES = 2.0, ("linear", "heads", *KERNELS)
 
 
 def steady(per_head: bool = True) -> Recipe:
@@ -28,7 +29,7 @@ def steady(per_head: bool = True) -> Recipe:
     |---|---|---|---|
     | hidden matrix, experts | `eta r sqrt(d_out/d_in) msign(m)`, `r = FanRatio()` | `r eta`, at most 4 eta | 4 |
     | queries, keys | the same of each head `(d_head, d_in)`, `r = 4 / d_head^(1/4)` | `r eta` | 4 |
-    | convolution of patches that overlap | the same with r = 2 | 2 eta | 4 |
+    | convolution | the same with r = 2, of patches that do not overlap 1 | 2 eta | 4 |
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
     | gain, scalar | `eta / 20` times the sign | eta / 20 | 4 |
@@ -38,7 +39,7 @@ def steady(per_head: bool = True) -> Recipe:
     second moment per row: the signal of its gradients over their noise. A normalised row would step as far however
     noisy they are. By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for
     (b1, b2) = (.9, .98), bias correction included. Decay takes `0.08 lr` of matrices and tables per step, `0.2 lr` of
-    queries and keys, `0.16 lr` of kernels; `print(plan)` shows the bounds that follow.
+    queries and keys, `0.16 lr` of a kernel with r = 2; `print(plan)` shows the bounds that follow.
 
     Queries and keys have a norm for each head: a step of the whole matrix may change one head by `sqrt(heads)` times as
     much. How far steps move a logit, `r^2 sqrt(d_head)` together, is the same for heads of every size, see `HeadSize`.
@@ -67,7 +68,7 @@ def steady(per_head: bool = True) -> Recipe:
     for kind, factor in (("embedding", EMBEDDING), ("head", HEAD)):
         adaptive = replace(table[kind], geometry=RMSScaled(table[kind].geometry), momentum=TABLES)
         table[kind] = _decayed(adaptive, Constant(factor))
-    table["conv"] = _decayed(derive("conv", table), Constant(KERNELS), KERNELS * DECAY)
+    table |= {kind: _decayed(derive("conv", table), Constant(x), x * DECAY) for kind, x in KERNELS.items()}
     if per_head:
         table["heads"] = _decayed(table["linear"], Times(QUERIES, HeadSize()), QUERIES_DECAY, initial=SquareNormal())
     return Recipe("steady" if per_head else "steady_whole", table, DepthRule(), HorizonRule())

@@ -140,22 +140,10 @@ def test_a_head_in_plain_units_cannot_reach_the_loss():
 
 @all_recipes
 def test_every_kind_of_parameter_has_a_role(recipe):
-    kinds = (
-        "linear",
-        "embedding",
-        "head",
-        "gain",
-        "bias",
-        "scalar",
-        "conv",
-        "patches",
-        "experts",
-        "router",
-        "positions",
-    )
-    for kind in kinds:
+    kinds = ("linear", "embedding", "head", "gain", "bias", "scalar", "conv", "experts", "router", "positions")
+    for kind in (*kinds, "patches"):
         role = recipe.role(kind)
-        assert role.name == kind
+        assert role.name == {"patches": "conv"}.get(kind, kind)
         assert isinstance(role.geometry, sf.Geometry)
         assert role.lr_scale((1, 4, 6)) > 0
     with pytest.raises(ValueError, match=r"'matrix'.*linear"):
@@ -164,7 +152,7 @@ def test_every_kind_of_parameter_has_a_role(recipe):
 
 @all_recipes
 def test_derived_kinds_follow_their_base(recipe):
-    bases = {"conv": "linear", "patches": "linear", "experts": "linear", "router": "head", "positions": "embedding"}
+    bases = {"conv": "linear", "patches": "conv", "experts": "linear", "router": "head", "positions": "embedding"}
     for kind, base in bases.items():
         ours, theirs = recipe.role(kind), recipe.role(base)
         assert ours.geometry == theirs.geometry
@@ -273,11 +261,11 @@ def test_a_natural_sign_step_moves_every_token_by_the_same_at_every_width():
 def test_the_default_moves_a_narrowing_layer_further_up_to_a_limit_and_a_convolution_by_two():
     """`FanRatio`: a step's spectral norm over its natural unit is d_in/d_out, 1 where that is less, 4 where more.
 
-    A kernel whose patches do not overlap is such a layer, too.
+    A kernel whose patches do not overlap has factor 1.
     """
     cases = {nn.Linear(32, 8): 4.0, nn.Linear(24, 12): 2.0, nn.Linear(8, 32): 1.0, nn.Linear(96, 8): 4.0}
-    patches = {nn.Conv2d(24, 12, 1): 2.0, nn.Conv2d(6, 12, 2, stride=2): 2.0, nn.Conv2d(3, 12, 2, stride=2): 1.0}
-    kernels = {nn.Conv2d(24, 12, 3): 2.0, nn.Conv1d(2, 16, 2): 2.0, nn.Conv2d(6, 12, (2, 1), stride=(1, 2)): 2.0}
+    patches = {nn.Conv2d(24, 12, 1): 1.0, nn.Conv2d(6, 12, 2, stride=2): 1.0, nn.Conv2d(6, 12, 2, 3, dilation=2): 1.0}
+    kernels = {nn.Conv2d(24, 12, 3): 2.0, nn.Conv1d(2, 16, 2): 2.0, nn.Conv2d(6, 12, 2, 2, dilation=2): 2.0}
     for layer, factor in (cases | patches | kernels).items():
         model = nn.Sequential(layer, nn.LayerNorm(1))  # not last: a head is no hidden matrix
         before = layer.weight.detach().clone()

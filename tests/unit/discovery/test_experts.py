@@ -40,7 +40,7 @@ def test_experts_that_declare_their_layout(transposed, whole, gated, view, count
         (nn.Linear(5, 3), "linear"),
         (nn.Sequential(nn.Linear(5, 4)), "router"),
         (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4)), "linear"),
-        (nn.Conv1d(5, 4, 1), "patches"),
+        (nn.Conv1d(5, 4, 1), "conv"),
     ],
     ids=["bare", "linear", "another count", "in a wrapper", "not alone", "a layer of another kind"],
 )

@@ -158,4 +158,4 @@ def test_fused_heads_of_another_size_than_the_width_over_their_number(keys):
 
 def test_queries_and_keys_that_convolutions_make_are_kernels():
     layers = {name: nn.Conv2d(D, D, 1, bias=False) for name in ("to_q", "to_k", "to_v")}
-    assert set(kinds(Own(heads=2, **layers)).values()) == {"patches"}
+    assert set(kinds(Own(heads=2, **layers)).values()) == {"conv"}
