@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.cli.audit import warnings
 
 
 class Attention(nn.Module):
@@ -58,3 +59,9 @@ def test_the_logits_of_real_models_change_by_the_factor(name):
     changed = sf.scale_attention_(model, base_head_dim=4)
     assert len(changed) == 2
     assert all(model.get_submodule(each).scaling == math.sqrt(4) / 16 for each in changed)
+
+
+def test_an_audit_names_the_scale_under_recipes_whose_steps_do_not_fall_with_the_size_of_heads():
+    model = nn.ModuleDict({"attention": Attention(16), "up": nn.Linear(16, 16)})
+    told = [warnings(model, sf.Plan.of(model, recipe, head=())) for recipe in (sf.recipes.steady(), sf.recipes.muon())]
+    assert [sum("scale_attention_" in line for line in lines) for lines in told] == [0, 1]
