@@ -78,7 +78,7 @@ EVALUATION = 16  # batches of the validation loss
 @functools.cache
 def data(name: str | None) -> tuple[Any, Any, int]:
     """Training data, validation data and the number of classes."""
-    if name == "digits":
+    if (name or "").startswith("digits"):
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -93,13 +93,22 @@ def batches(name: str | None, setting: Setting, seed: int) -> Iterator[tuple[Ten
     """Inputs and targets of a step, in a random order, then again."""
     train, _, _ = data(name)
     rng = np.random.default_rng(seed)
-    if name == "digits":
+    if setting.pictures:
         while True:
             chosen = torch.tensor(rng.integers(len(train[1]), size=setting.batch))
-            yield train[0][chosen], train[1][chosen]
+            pictures = train[0][chosen]
+            yield _shifted(pictures, rng) if name == "digits, shifted" else pictures, train[1][chosen]
     while True:
         starts = rng.integers(len(train) - setting.context, size=setting.batch)
         yield _windows(train, starts, setting.context)
+
+
+def _shifted(pictures: Tensor, rng: np.random.Generator) -> Tensor:
+    """Each picture `(B, 1, 8, 8)` moved by -1, 0 or 1 pixel in both directions over the background."""
+    corners = rng.integers(3, size=(2, len(pictures), 1, 1))
+    row, column = (torch.tensor(corners[0]) + torch.arange(8)[:, None], torch.tensor(corners[1]) + torch.arange(8))
+    wide = F.pad(pictures, (1, 1, 1, 1), value=-1.0)[:, 0]
+    return wide[torch.arange(len(wide))[:, None, None], row, column][:, None]
 
 
 def _windows(tokens: Any, starts: Any, context: int) -> tuple[Tensor, Tensor]:
@@ -111,7 +120,7 @@ def _windows(tokens: Any, starts: Any, context: int) -> tuple[Tensor, Tensor]:
 def validate(model: nn.Module, setting: Setting) -> float:
     """The loss on the same validation data for every seed."""
     _, held, _ = data(setting.data)
-    if setting.data == "digits":
+    if setting.pictures:
         return float(F.cross_entropy(model(held[0]), held[1]))
     rng = np.random.default_rng(0)
     drawn = [rng.integers(len(held) - setting.context, size=32) for _ in range(EVALUATION)]

@@ -23,7 +23,7 @@ class Setting:
 
     Args:
         model: builds it, for a vocabulary.
-        data: as `surefoot train --data` takes it; or "digits".
+        data: as `surefoot train --data` takes it; or "digits"; or "digits, shifted": each by up to a pixel, drawn anew.
         steps: of the run.
         batch: sequences, or pictures, a step.
         context: tokens of a sequence.
@@ -47,9 +47,14 @@ class Setting:
         return sf.Run(self.steps, self.batch * self.context)
 
     @property
+    def pictures(self) -> bool:
+        """Whether the data are pictures."""
+        return (self.data or "").startswith("digits")
+
+    @property
     def seeds(self) -> range:
         """Three; nine of flat curves, and of pictures, whose losses differ by .1 to .2 nats between seeds."""
-        return range(820, 829 if self.flat or self.data == "digits" else 823)
+        return range(820, 829 if self.flat or self.pictures else 823)
 
 
 def gpt(width: int = 64, depth: int = 2, head_dim: int = 16, **options: Any) -> Callable[[int], nn.Module]:
@@ -197,4 +202,14 @@ SETTINGS: dict[str, Setting] = {
     "digits, vision transformer 96, mean": Setting(
         lambda _: VisionTransformer(96, 3, mean=True), "digits", 200, 128, 1, held=True
     ),
+    "shifted digits, vision transformer 96, mean": Setting(
+        lambda _: VisionTransformer(96, 3, mean=True), "digits, shifted", 200, 128, 1
+    ),
+    "shifted digits, vision transformer 48, depth 4": Setting(
+        lambda _: VisionTransformer(48, 4), "digits, shifted", 250, 64, 1, held=True
+    ),
+    "shifted digits, vision transformer 128, mean": Setting(
+        lambda _: VisionTransformer(128, 2, mean=True), "digits, shifted", 150, 128, 1, held=True
+    ),
+    "shifted digits, residual 48": Setting(lambda _: residual(48), "digits, shifted", 200, 128, 1, held=True),
 }

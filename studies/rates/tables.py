@@ -51,7 +51,7 @@ def law() -> str:
     """
     found = [(150, 1024, part.optimum().log2_lr) for part in confirm.parts("sooner") if part.finished]
     for name, setting in SETTINGS.items():
-        if setting.data != "digits":
+        if not setting.pictures:
             found.append((setting.steps, setting.run.tokens, optimum(curve("steady", name)).log2_lr))
     found = [each for each in found if each[2] is not None]
     rates = np.array([best for *_, best in found])
