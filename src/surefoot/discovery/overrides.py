@@ -102,7 +102,9 @@ def overrides(search: Search, kinds: Kinds) -> Kinds:
             shape = tuple(search.parameters[name].shape)
             turned = said == "head" and shape[::-1] in tables - {shape}  # (d, V), beside a table (V, d)
             view = Transposed(Matrix()) if turned else None
-            found[name] = Kind(said, f"{why}, stored (in, out)" if turned else why, view, override=override)
+            # a kernel that is named one keeps its groups
+            new = kind if kind and {kind.name, said} <= {"conv", "patches"} else Kind(said, why, view)
+            found[name] = replace(new, name=said, why=f"{why}, stored (in, out)" if turned else why, override=override)
         elif kind:
             found[name] = replace(kind, why=f"{why}, a function of what was found: {kind.why}", override=override)
         elif name in kinds and search.parameters[name].requires_grad:

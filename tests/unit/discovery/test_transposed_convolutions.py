@@ -10,6 +10,8 @@ from torch import nn
 import surefoot as sf
 from surefoot import Plan, recipes
 
+KERNELS = ("conv", "patches")
+
 
 @pytest.mark.parametrize(
     ("layer", "block", "stride"),
@@ -25,9 +27,10 @@ from surefoot import Plan, recipes
 )
 def test_transposed_convolutions_by_group_and_effective_fan_in(layer, block, stride):
     plan = Plan.of(layer)
-    assert plan["weight"].role.name == "conv"
-    assert plan["weight"].blocks == (block,)
-    assert getattr(plan["weight"].role.geometry, "stride", 1) == stride
+    for weight in (plan["weight"], *(Plan.of(layer, overrides=[("weight", one)])["weight"] for one in KERNELS)):
+        assert weight.role.name == "conv"
+        assert weight.blocks == (block,)
+        assert getattr(weight.role.geometry, "stride", 1) == stride
     # the taps that make one output entry, counted: ones in, ones as weights
     ones = torch.ones(1, layer.in_channels, *[12] * (layer.weight.ndim - 2))
     with torch.no_grad():
