@@ -274,5 +274,7 @@ MUTATIONS = (
         "tests/sharded/test_sharing.py",
     ),
     Mutation("rows of a norm are small", "discovery/tied.py", "small.keys() - _normed(search.model)", "small", ADDED),
+    Mutation("a gain of any width", "discovery/tied.py", " and shapes[n] in tables}", "}", ADDED),
+    Mutation("the first gain", "discovery/tied.py", "for n in names[-1:]}", "for n in names[:1]}", ADDED),
     Mutation("queries alone", "discovery/multiplied.py", 'in ("query", "key")}', 'in ("query",)}', UNSCALED),
 )

@@ -125,15 +125,16 @@ _ROLES = (
 NATURAL: dict[str, Role] = {role.name: role for role in _ROLES}
 """The role table of the specification: natural scale, no bound. Recipes replace parts of it."""
 
-DERIVED: dict[str, tuple[str, View]] = {
+DERIVED: dict[str, tuple[str, View | None]] = {
     "conv": ("linear", Convolution()),
-    "patches": ("conv", Convolution()),
+    "patches": ("conv", None),
     "experts": ("linear", Stack()),
     "router": ("head", Matrix()),
     "positions": ("embedding", Rows()),
     "tied_positions": ("head", Rows()),
+    "last_gain": ("gain", None),
 }
-"""Kinds that take another's role with their own layout, `patches` (kernels whose patches do not overlap) all of it."""
+"""Kinds that take another's role under their own name and with their own layout, or with None the whole role."""
 
 
 def derive(kind: str, table: dict[str, Role]) -> Role:
@@ -153,7 +154,7 @@ def derive(kind: str, table: dict[str, Role]) -> Role:
     Spectral(method='auto')
     """
     base, view = DERIVED.get(kind, (kind, Matrix()))
-    if kind in table or base in DERIVED:
+    if kind in table or view is None:
         return table[kind] if kind in table else derive(base, table)
     if kind not in DERIVED and kind not in NATURAL:
         raise ValueError(f"unknown role {kind!r}; choose one of {', '.join([*NATURAL, *DERIVED])}, or give a Role")

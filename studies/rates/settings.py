@@ -154,6 +154,7 @@ OTHER_TEXT = f"text:{Path(torch.__file__).parent / 'include' / 'ATen'}"
 SETTINGS: dict[str, Setting] = {
     "gpt": Setting(gpt()),
     "gpt tied": Setting(gpt(head="tied")),
+    "gpt tied, logits times 1/d": Setting(gpt(head="tied_scaled")),
     "gpt learned positions": Setting(gpt(positions=LearnedPositions(64))),
     "gpt biases": Setting(gpt(biases="all")),
     "gpt its own initial values": Setting(gpt(), initialise=False),
@@ -198,6 +199,7 @@ SETTINGS: dict[str, Setting] = {
     "llama 96 tied, bpe 2k": Setting(llama(96, head="tied"), "bpe:2048", held=True),
     "gpt 128, heads of 64": Setting(gpt(128, head_dim=64), held=True),
     "llama 128, heads of 128, other text": Setting(llama(128, head_dim=128), OTHER_TEXT, held=True),
+    "llama 96 tied, logits times 1/d, other text": Setting(llama(96, head="tied_scaled"), OTHER_TEXT, held=True),
     "digits, vision transformer": Setting(lambda _: VisionTransformer(), "digits", batch=64, context=17),
     "digits, vision transformer 96, mean": Setting(
         lambda _: VisionTransformer(96, 3, mean=True), "digits", 200, 128, 1, held=True

@@ -35,7 +35,7 @@ from surefoot.discovery.multiplied import lengths, multiplied
 from surefoot.discovery.overrides import overrides
 from surefoot.discovery.residual import residual
 from surefoot.discovery.routers import routers
-from surefoot.discovery.tied import added, small_rows, tied, tied_kind
+from surefoot.discovery.tied import added, last_gain, small_rows, tied, tied_kind
 from surefoot.discovery.torch_layers import kind_by_shape, kinds_by_type
 from surefoot.identity import by_plain_name, plain_name
 
@@ -127,7 +127,7 @@ _HEADS = {"head", "mlp_head", "classifier"}
 
 Pass = Callable[[Search, Kinds], Kinds]
 OF_MODULES: tuple[Pass, ...] = (by_class, by_type, routers, wiring, heads, routers, lengths)  # routers after heads, too
-OF_PARAMETERS: tuple[Pass, ...] = (tied, added, residual, small_rows, multiplied, overrides)
+OF_PARAMETERS: tuple[Pass, ...] = (tied, added, residual, small_rows, last_gain, multiplied, overrides)
 
 
 def _run(passes: Sequence[Pass], search: Search, kinds: Kinds) -> Kinds:

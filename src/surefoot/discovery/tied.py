@@ -14,6 +14,7 @@ token's row is only `1/d`, so that at d = 768 the model sees positions only. Add
 its initial values and the table's unit of radii.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
@@ -146,6 +147,19 @@ def small_rows(search: Search, kinds: Kinds) -> Kinds:
             why = f"{kind.why}; each counts as {COUNT} in streams as wide as a tied table, whose rows are small"
             found[name] = replace(kind, stream=kind.stream._replace(branches=COUNT * kind.stream.branches), why=why)
     return found
+
+
+def last_gain(search: Search, kinds: Kinds) -> Kinds:
+    """The kinds, where logits of a tied table are multiplied by 1/d: the gain of the last norm sets their size.
+
+    The table's rows keep RMS 1 as an embedding's, so that it would otherwise take them many steps (decision 36).
+    """
+    shapes = {name: tuple(search.parameters[name].shape) for name in kinds}
+    tables = {shapes[n][-1:] for n, kind in kinds.items() if isinstance(kind, Tied) and kind.name == "embedding"}
+    gains = {n: kind for n, kind in kinds.items() if kind and kind.name == "gain" and shapes[n] in tables}
+    names = [name for name in gains if not re.search(r"\b\d+\.", name)] or [*gains]  # outside of a list of blocks
+    last = {n: replace(gains[n], name="last_gain", why=f"{gains[n].why}; sets the size of logits") for n in names[-1:]}
+    return {**kinds, **last}
 
 
 def _normed(model: nn.Module) -> set[nn.Parameter]:

@@ -16,7 +16,8 @@ from surefoot.scaling import Constant, FanRatio, HeadSize, Scale, Times
 from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
-EMBEDDING, HEAD, QUERIES, GAIN, BIAS = 2.0, 20.0, 2.0, 0.05, 0.1
+EMBEDDING, HEAD, QUERIES, GAIN = 2.0, 20.0, 2.0, 0.05
+VECTORS = {"bias": 0.1, "last_gain": 2.0}
 KERNELS = {"conv": 2.0, "patches": 1.0}
 DECAY, QUERIES_DECAY = 0.08, 0.2
 RADIUS, MATRICES = 2.0, ("linear", "heads", *KERNELS)
@@ -32,7 +33,7 @@ def steady(per_head: bool = True) -> Recipe:
     | convolution | the same with r = 2, of patches that do not overlap 1 | 2 eta | 4 |
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
-    | gain, scalar | `eta / 20` times the sign | eta / 20 | 4 |
+    | gain, scalar | `eta / 20` times the sign; a last gain under an `output_multiplier` 2 eta | as said | 4 |
     | bias | `eta / 10` times the direction of RMS 1 | eta / 10 | 4 |
 
     Momentum is .9 with look-ahead .5. Row i of a table steps along `h_i = m_i / sqrt(v_i)`, Adam's two means with one
@@ -63,7 +64,7 @@ def steady(per_head: bool = True) -> Recipe:
     1.7
     """
     table = {kind: replace(role, momentum=HIDDEN, lr_scale=Constant(GAIN)) for kind, role in NATURAL.items()}
-    table["bias"] = replace(table["bias"], lr_scale=Constant(BIAS))
+    table |= {kind: replace(derive(kind, table), lr_scale=Constant(x)) for kind, x in VECTORS.items()}
     table["linear"] = _decayed(table["linear"], FanRatio())
     for kind, factor in (("embedding", EMBEDDING), ("head", HEAD)):
         adaptive = replace(table[kind], geometry=RMSScaled(table[kind].geometry), momentum=TABLES)
@@ -125,7 +126,8 @@ def steady_bounded() -> Recipe:
         bound, decay = PostClip(RADIUS), role.stabiliser
         if isinstance(decay, DecoupledWeightDecay):
             bound = DecayedPostClip(decay.rate, decay.lr_scale, RADIUS)
-        unit = Constant(QUERIES) if kind == "heads" else role.lr_scale if kind in MATRICES else role.radius_unit
+        unit = role.lr_scale if kind in (*MATRICES, "last_gain") else role.radius_unit
+        unit = Constant(QUERIES) if kind == "heads" else unit
         table[kind] = replace(role, stabiliser=bound, radius_unit=unit)
     return replace(base, name="steady_bounded", table=table)
 

@@ -141,9 +141,9 @@ def test_a_head_in_plain_units_cannot_reach_the_loss():
 @all_recipes
 def test_every_kind_of_parameter_has_a_role(recipe):
     kinds = ("linear", "embedding", "head", "gain", "bias", "scalar", "conv", "experts", "router", "positions")
-    for kind in (*kinds, "patches"):
+    for kind in (*kinds, "patches", "last_gain"):
         role = recipe.role(kind)
-        assert role.name == {"patches": "conv"}.get(kind, kind)
+        assert role.name == {"patches": "conv", "last_gain": "gain"}.get(kind, kind)
         assert isinstance(role.geometry, sf.Geometry)
         assert role.lr_scale((1, 4, 6)) > 0
     with pytest.raises(ValueError, match=r"'matrix'.*linear"):
@@ -153,7 +153,7 @@ def test_every_kind_of_parameter_has_a_role(recipe):
 @all_recipes
 def test_derived_kinds_follow_their_base(recipe):
     bases = {"conv": "linear", "patches": "conv", "experts": "linear", "router": "head", "positions": "embedding"}
-    for kind, base in bases.items():
+    for kind, base in {**bases, "last_gain": "gain"}.items():
         ours, theirs = recipe.role(kind), recipe.role(base)
         assert ours.geometry == theirs.geometry
         assert ours.momentum == theirs.momentum

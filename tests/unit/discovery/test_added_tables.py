@@ -125,6 +125,35 @@ def test_untied_and_multiplied_models_keep_rows_of_rms_one():
     assert kinds(model)["body.wpe.weight"] == "embedding"
 
 
+@pytest.mark.parametrize("recipe", [sf.recipes.steady(), sf.recipes.steady_bounded(), sf.recipes.beyond_mup()], ids=str)
+def test_the_last_gain_sets_the_size_of_multiplied_logits(recipe):
+    """Decision 36: outside of a list of blocks, else the last one; of the table's width; under the default alone."""
+
+    def model(**parts):
+        table = nn.Embedding(V, D)
+        return tied(Own(tokens=table, **parts), table)
+
+    def factors(owner, **options):
+        plan = Plan.of(owner, recipe, **options)
+        return {name: plan[name].lr_scales[0] for name in plan if plan[name].role.name == "gain"}
+
+    usual = recipe.role("gain").lr_scale((1, D))
+    last = usual if recipe.name == "beyond_mup" else 2.0
+    blocks = nn.ModuleList([nn.LayerNorm(D), nn.Linear(D, 2 * D), nn.LayerNorm(2 * D), nn.LayerNorm(D)])
+    named = model(norm=nn.RMSNorm(D), head_norm=nn.RMSNorm(2), blocks=blocks)
+    others = {"body.head_norm.weight": usual, **{f"body.blocks.{i}.weight": usual for i in (0, 2)}}
+    found = {"body.norm.weight": last, "body.blocks.3.weight": usual}
+    assert factors(named) == {**others, "body.norm.weight": usual, "body.blocks.3.weight": usual}
+    named.output_multiplier = 1 / D
+    assert factors(named) == {**others, **found}
+    assert factors(named, overrides=[("body.norm.weight", "gain")])["body.norm.weight"] == usual
+    assert factors(named, tied="head")["body.norm.weight"] == usual
+    within = model(blocks=blocks)
+    within.output_multiplier = 1 / D
+    assert factors(within)["body.blocks.3.weight"] == last
+    assert factors(within)["body.blocks.0.weight"] == usual
+
+
 def test_all_tables_of_a_listed_class_are_added_whatever_their_width():
     table = nn.Embedding(V, D)
     name = "transformers.models.opt.modeling_opt.OPTDecoder"
