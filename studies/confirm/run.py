@@ -85,7 +85,7 @@ RIVAL_SEEDS = (400, 401, 402)
 RIVALS = ("moga_row", "moga_column", "scion", "adamw", "mup_adamw")
 OTHERS: dict[str, tuple[Mapping[str, Any], float, float]] = {
     "wordnet": ({"data": WORDNET}, -4.75, -2.25),
-    "tied": ({"model": "tied"}, -3.75, -0.75),
+    "tied": ({"model": "tied"}, -4.25, -1.75),
     "experts": ({"model": "moe"}, -4.0, -2.0),
     "llama": ({"model": "llama"}, -4.0, -2.0),
 }
