@@ -66,10 +66,12 @@ def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
 
     def rung(width: int) -> Rung:
         parameters = sum(p.numel() for p in require_model(shared.replace(width=width), corpus).parameters())
-        steps = max(1, round(arguments.tokens_per_parameter * parameters / shared.run.tokens))
-        config = shared.replace(width=width, steps=steps, lr=AUTO)
+        steps = arguments.tokens_per_parameter * parameters / shared.run.tokens
+        if steps >= 2**31:
+            raise ValueError(f"--tokens-per-parameter: width {width} would take {steps:.3g} steps; give fewer tokens")
+        config = shared.replace(width=width, steps=max(1, round(steps)), lr=AUTO)
         chosen.note_epochs(config, corpus)
-        return Rung(width, parameters, steps, math.log2(config.lr))
+        return Rung(width, parameters, config.steps, math.log2(config.lr))
 
     seeds, rungs = tuple(range(arguments.seeds)), tuple(map(rung, arguments.widths))
     return Ladder(recipe, rungs, arguments.tokens_per_parameter, seeds, settings), rung(arguments.to_width)

@@ -17,7 +17,7 @@ from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
 EMBEDDING, HEAD, QUERIES, GAIN = 2.0, 20.0, 2.0, 0.05
-VECTORS = {"bias": 0.1, "last_gain": 2.0}
+VECTORS = {"bias": 0.1, "last_gain": 8.0}
 KERNELS = {"conv": 2.0, "patches": 1.0}
 DECAY, QUERIES_DECAY = 0.08, 0.2
 RADIUS, MATRICES = 2.0, ("linear", "heads", *KERNELS)
@@ -33,7 +33,7 @@ def steady(per_head: bool = True) -> Recipe:
     | convolution | the same with r = 2, of patches that do not overlap 1 | 2 eta | 4 |
     | embedding, positions | `2 eta h` | 3.4 eta | 4, and 4 a row |
     | LM head, router, tied table | `20 eta h / d` | 34 eta | 4, and 4 a row |
-    | gain, scalar | `eta / 20` times the sign; a last gain under an `output_multiplier` 2 eta | as said | 4 |
+    | gain, scalar | `eta / 20` times the sign; a last gain under an `output_multiplier` 8 eta | as said | 4 |
     | bias | `eta / 10` times the direction of RMS 1 | eta / 10 | 4 |
 
     Momentum is .9 with look-ahead .5. Row i of a table steps along `h_i = m_i / sqrt(v_i)`, Adam's two means with one

@@ -138,7 +138,7 @@ def test_the_last_gain_sets_the_size_of_multiplied_logits(recipe):
         return {name: plan[name].lr_scales[0] for name in plan if plan[name].role.name == "gain"}
 
     usual = recipe.role("gain").lr_scale((1, D))
-    last = usual if recipe.name == "beyond_mup" else 2.0
+    last = usual if recipe.name == "beyond_mup" else 8.0
     blocks = nn.ModuleList([nn.LayerNorm(D), nn.Linear(D, 2 * D), nn.LayerNorm(2 * D), nn.LayerNorm(D)])
     named = model(norm=nn.RMSNorm(D), head_norm=nn.RMSNorm(2), blocks=blocks)
     others = {"body.head_norm.weight": usual, **{f"body.blocks.{i}.weight": usual for i in (0, 2)}}

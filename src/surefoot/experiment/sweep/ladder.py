@@ -104,7 +104,7 @@ def _summary(config: Record, target: Record, directory: Path, environment: Recor
 def _measured(recipe: str, rung: Record, directory: Path) -> Record:
     """A rung with the losses of its finished runs, and their means; no mean where a run diverged."""
     own = _records(directory, rung["width"])
-    losses = {point.seed: point.loss for point in points(own, recipe, rung["width"])}
+    losses = dict(sorted((point.seed, point.loss) for point in points(own, recipe, rung["width"])))
     finite = {seed: loss for seed, loss in losses.items() if loss is not None}
     mean = fit.mean(finite) if len(finite) == len(losses) else fit.UNKNOWN
     return {**rung, **mean.named("val_loss"), "train_loss": train_loss(own), "losses": losses}

@@ -87,7 +87,7 @@ def parse_at(text: str) -> tuple[str, float]:
         `(method, log2 of the rate)`.
 
     Raises:
-        ValueError: no rate, one that is no finite number above 0, or not a method.
+        ValueError: no rate, one that is not above 0 or above 2**120, or not a method.
 
     >>> parse_at("moga_row:1.5@0.25")
     ('moga_row:1.5', -2.0)
@@ -98,8 +98,8 @@ def parse_at(text: str) -> tuple[str, float]:
         value = float(rate)
     except ValueError:
         value = 0.0
-    if not 0 < value < math.inf:
-        raise ValueError(f"{text!r} lacks a learning rate above 0; write it like muon@0.02")
+    if not 0 < value <= 2.0**120:
+        raise ValueError(f"{text!r} lacks a learning rate above 0, at most 2**120; write it like muon@0.02")
     return method, math.log2(value)
 
 
@@ -143,7 +143,7 @@ class Number:
     allows: Callable[[Any], bool]
 
 
-COUNT = Number("count", int, "must be at least 1", lambda value: value >= 1)
+COUNT = Number("count", int, "must be at least 1 and below 2**31", lambda value: 0 < value < 2**31)
 NATURAL = Number("natural", int, "must not be negative", lambda value: value >= 0)
 SEED = Number("seed", int, "must lie between 0 and 2**64 - 1", lambda value: 0 <= value < 2**64)
 POSITIVE = Number("positive", float, "must be a finite number above 0", lambda value: 0 < value < math.inf)
