@@ -108,7 +108,7 @@ def _run(argv: Sequence[str], arguments: argparse.Namespace) -> int:
         _say(f"error: {error}; the command line needs: pip install 'surefoot[cli,plots]'")
         _try(argv, with_remedy(error, Install("cli,plots")), arguments)
         return exit_codes.FAILED
-    except (ValueError, OSError, RuntimeError, MemoryError, ArithmeticError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
         message = f"{error}" or "out of memory"
         if isinstance(error, OSError) and error.strerror is not None:
             message = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

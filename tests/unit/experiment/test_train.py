@@ -37,7 +37,7 @@ def corpus() -> Corpus:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"width": 0}, "width must be at least 1.*, got 0"),
         ({"steps": -1}, "steps must be at least 1"),
         ({"lr": math.nan}, "lr must lie between 0 and"),
         ({"warmup": 1.5}, "warmup must lie between 0 and 1, got 1.5"),

@@ -54,6 +54,17 @@ def test_the_fits_recover_laws_without_scatter():
     assert free.at(1e9).value == pytest.approx(3 * 1e9**-0.2, rel=0.01), "there is no floor, and both curves are one"
 
 
+def test_the_order_in_which_runs_end_changes_no_number(tmp_path):
+    def scattered(trial):
+        loss = law(10 * trial.width**2) + 0.01 * np.sin(7.3 * trial.seed + trial.width)
+        return TrialResult(loss, loss, 0.1)
+
+    summary = measure(tmp_path, ladder(seeds=4), run_trial=scattered)
+    for path in tmp_path.glob("width_*/results.jsonl"):
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    assert load(tmp_path) == json.loads(json.dumps(summary))
+
+
 def test_the_prediction_is_the_middle_of_both_curves_and_its_interval_both_of_theirs():
     sizes = np.repeat(SIZES, 3)
     found = between(sizes, law(sizes) + np.random.default_rng(0).normal(0, 0.01, len(sizes)))
@@ -164,3 +175,5 @@ def test_steps_and_rate_follow_from_the_size(capsys):
         assert 2**rung.log2_lr == pytest.approx(TrainConfig(steps=rung.steps, batch_size=4, context=16).lr)
     with pytest.raises(ValueError, match="--steps: a ladder's follow from --tokens-per-parameter, leave it out"):
         configure(_parser().parse_args([*asked, "--steps", "5"]))
+    with pytest.raises(ValueError, match=r"--tokens-per-parameter: width 16 would take .*e\+28\d steps; give fewer"):
+        configure(_parser().parse_args([*asked, "--tokens-per-parameter", "1e280"]))
