@@ -87,8 +87,8 @@ def changed(before: str, now: str) -> str:
         best = [each.status if each.log2_lr is None else f"2^{each.log2_lr:.2f}" for each in rates[::-1]]
         above = [f"{regret(recipe, name).value:.3f}" for recipe in both[::-1]]
         rows.append([name, *best, *(f"{each.value:+.3f}{plus_minus(each.interval, 3)}" for each in gains), *above])
-    head = ["setting", "best rate before", "now", "loss at the given rate, minus that before"]
-    return markdown([*head, "at the best of each", "above the lowest before", "and now"], rows)
+    head = ["setting", "best rate before", "after", "loss at the given rate, minus that before"]
+    return markdown([*head, "at the best of each", "above the lowest before", "and after"], rows)
 
 
 def one_rate(recipe: str) -> tuple[float, dict[str, float]]:

@@ -74,14 +74,22 @@ FIGURES = [
     *of(
         "docs/layers.md",
         {
+            "a small GPT ends at {} so, {} otherwise": lambda: [
+                at("rates", each, "loss at") for each in ("gpt tied, logits times 1/d", "gpt tied")
+            ],
             "A small GPT ends {} nats lower for it after 150 steps, GPT-2's wiring {}": lambda: column(
                 "small_rows", ["gpt tied", "hf gpt2"], "loss at the given rate"
-            )
+            ),
         },
     ),
     *of(
         "docs/how-to/no-sweep.md",
-        {"better there, by {} nats in 80 steps": lambda: [at("rates", "hf gpt2 128, 80 steps", "above the lowest")]},
+        {
+            "better there, by {} nats in 80 steps": lambda: [at("rates", "hf gpt2 128, 80 steps", "above the lowest")],
+            "reference GPT and {} nats with GPT-2's wiring": lambda: [
+                at("rates", "hf gpt2 its own initial values", "loss at") - at("rates", "hf gpt2", "loss at")
+            ],
+        },
     ),
     *of(
         "docs/how-to/which.md",

@@ -14,9 +14,12 @@ EQUAL = (
     *("experts 96, other text", "gpt tied, bpe 1k", "hf llama", "hf qwen3", "context 256, batch 4, other text"),
     *("hf gpt2 96, bpe 1k", "hf llama 96, other text", "gpt tied, other text", "hf gpt2 96, other text"),
     *("llama 96 tied, bpe 2k", "gpt 128, heads of 64", "llama 128, heads of 128, other text"),
+    *("gpt tied, logits times 1/d", "llama 96 tied, logits times 1/d, other text"),
 )
 """The searches of causal models at 150 steps of 1,024 tokens."""
-VISION = ("second ends {} lower at its best rate", "neither rate it is {}", "on digits ({} on other seeds)")
+VISION = ("second ends {} lower at its best rate", "neither rate it is {}", "its pictures ({} on other seeds")
+PICTURES = "digits, vision transformer 96, mean"
+SHIFTED = ("vision transformer 48, depth 4", "vision transformer 128, mean", "residual 48")
 OTHERS = ("opt", "bert", "whisper", "llama", "qwen3", "gemma", "mixtral")
 
 
@@ -87,10 +90,18 @@ FIGURES = [
                 words: lambda after=after: [at("rates", "digits, vision transformer 96...", "above the lowest", after)]
                 for words, after in zip(VISION, ("", "seeds", "seeds"), strict=True)
             },
+            "seeds; {} where these are shifted": lambda: [at("rates", f"shifted {PICTURES}", "above the lowest")],
+            "its best rate is {} octaves higher, and the given one is {} above the": lambda: [
+                at("rates", f"shifted {PICTURES}", "best rate") - at("rates", f"{PICTURES}...", "best rate"),
+                at("rates", f"shifted {PICTURES}", "above the lowest"),
+            ],
+            "settings of that kind lose {} at most": lambda: [
+                most(column("rates", [f"shifted digits, {each}" for each in SHIFTED], "above the lowest"))
+            ],
             "its best rate moves by {} octave over 32x the width": lambda: [
                 at("confirm_sooner", "1024", "drift from 32")
             ],
-            "costs {} nats in the mean of nineteen held-out settings, and {} in the worst": lambda: [
+            "costs {} nats in the mean of twenty-three held-out settings, and {} in the worst": lambda: [
                 at("one_rate", "steady | of the length", head) for head in ("mean above", "largest")
             ],
             "apart it is the best one in {}": lambda: [at("families", "the given rate", "families")],
