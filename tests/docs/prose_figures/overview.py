@@ -123,10 +123,8 @@ FIGURES = [
             ],
             "cost that recipe {} (": lambda: [at("stabilisers", "all roles: weight decay", "against free")],
             "takes {} to {} of the time": lambda: [least(step("step_without_units")), most(step("step_with_units"))],
-            "the embedding: {} octave in [Gemma], {} in the reference": lambda: [
-                at("wiring", "gemma | steady", "drift in octaves"),
-                at("confirm_others", "tied", "drift over 4x"),
-            ],
+            "the embedding: {} octave in [Gemma]": lambda: [at("wiring", "gemma | steady", "drift in octaves")],
+            "and its logits divided, it moves by {}.": lambda: [at("confirm_others", "tied", "drift over 4x")],
         },
     ),
     *of(
