@@ -204,7 +204,7 @@ MUTATIONS = (
         "an interval without the run's own scatter", "experiment/sweep/law.py", "@ slopes) + 1", "@ slopes)", LADDER
     ),
     Mutation("a loss with a floor for sure", "experiment/sweep/law.py", "(upper + lower) / 2", "upper", LADDER),
-    Mutation("a ladder of one length", "cli/ladder.py", "steps=steps, lr=AUTO", "lr=AUTO", LADDER),
+    Mutation("a ladder of one length", "cli/ladder.py", "steps=max(1, round(steps)), lr=AUTO", "lr=AUTO", LADDER),
     Mutation("a target with every seed", "experiment/sweep/ladder.py", "[(target, 1)]", "[(target, 2)]", LADDER),
     Mutation(
         "a wrapped block is one part",

@@ -130,8 +130,9 @@ def test_a_model_that_diverges_under_everything_ends_well(inline, tmp_path, text
 def test_wrong_usage(tmp_path, text, capsys):
     out = tmp_path / "run"
     assert "muon is not compared: add it to --recipes" in refused(compare(out, text, "--baseline", "muon"), capsys)
-    assert "argument --published: 'muon' lacks a learning rate above 0; write it like muon@0.02" in refused(
-        compare(out, text, "--published", "muon"), capsys
+    assert (
+        "argument --published: 'muon' lacks a learning rate above 0, at most 2**120; write it like muon@0.02"
+        in refused(compare(out, text, "--published", "muon"), capsys)
     )
     assert "width 24 is not a multiple" in refused([*compare(out, text), "--width", "24"], capsys)
     assert "adamw is torch's own optimizer, without stabilisers" in refused(

@@ -40,7 +40,7 @@ assert not heavy, heavy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["transfer", "--widths", "0"], "argument --widths: must be at least 1 and below 2**31, got 0"),
+        (["transfer", "--widths", "0"], "argument --widths: must be at least 1 and below 2**40, got 0"),
         (["transfer", "--widths", "wide"], "argument --widths: invalid count value: 'wide'"),
         (["transfer", "--recipes", "sgd"], "argument --recipes: unknown method 'sgd'; choose one of steady,"),
         (["train", "--recipe", "lion:2"], "'lion:2': lion takes no value; moga_row, moga_column, wion do"),
@@ -48,7 +48,7 @@ assert not heavy, heavy
         (["audit", "--recipe", "adamw"], "unknown method 'adamw'; choose one of steady,"),
         (["transfer", "--rates", "nan"], "between -60 and 60, got nan"),
         (["train", "--lr", "1e37"], "lr must lie between 0 and 2**120"),
-        (["train", "--steps", "1" + 400 * "0"], "argument --steps: must be at least 1 and below 2**31, got 10"),
+        (["train", "--steps", "1" + 400 * "0"], "argument --steps: must be at least 1 and below 2**40, got 10"),
         (["compare", "--published", "muon@1e300"], "'muon@1e300' lacks a learning rate above 0, at most 2**120"),
         (["train", "--lr", "-1"], "argument --lr: must be a finite number above 0, got -1"),
         (

@@ -146,7 +146,7 @@ def test_a_directory_of_widths_is_refused_and_left_as_it_is(tmp_path, text, caps
     ("options", "message"),
     [
         (["--horizons", "3", "6", "--batches", "2", "4"], "argument --batches: not allowed with argument --horizons"),
-        (["--horizons", "3", "0"], "argument --horizons: must be at least 1 and below 2**31, got 0"),
+        (["--horizons", "3", "0"], "argument --horizons: must be at least 1 and below 2**40, got 0"),
         (["--horizons", "3"], "--horizons needs 2 values, got [3]"),
         (["--horizons", "3", "3"], "horizons names a value twice"),
         (["--to-steps", "24"], "--to-steps needs --horizons, the values to fit its law to"),

@@ -143,7 +143,7 @@ class Number:
     allows: Callable[[Any], bool]
 
 
-COUNT = Number("count", int, "must be at least 1 and below 2**31", lambda value: 0 < value < 2**31)
+COUNT = Number("count", int, "must be at least 1 and below 2**40", lambda value: 0 < value < 2**40)
 NATURAL = Number("natural", int, "must not be negative", lambda value: value >= 0)
 SEED = Number("seed", int, "must lie between 0 and 2**64 - 1", lambda value: 0 <= value < 2**64)
 POSITIVE = Number("positive", float, "must be a finite number above 0", lambda value: 0 < value < math.inf)
