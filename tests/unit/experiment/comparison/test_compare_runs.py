@@ -179,7 +179,7 @@ def test_an_interrupted_comparison_goes_on_to_the_same_end(finished, tmp_path, s
     [
         ({"recipes": ("steady", "steady")}, "recipes and published settings names a value twice"),
         ({"published": ("muon@0.1", "muon@0.1")}, "names a value twice"),
-        ({"published": ("muon",)}, "'muon' lacks a learning rate above 0, at most 2**120; write it like muon@0.02"),
+        ({"published": ("muon",)}, r"'muon' lacks a learning rate above 0, at most 2\*\*120; write it like muon@0.02"),
         ({"published": ("muon@-1",)}, "lacks a learning rate"),
         ({"published": ("muon@nan",)}, "lacks a learning rate"),
         ({"published": ("sgd@0.1",)}, "unknown method 'sgd'"),
