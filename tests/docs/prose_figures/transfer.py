@@ -112,7 +112,7 @@ FIGURES = [
                 at("confirm_paired", f"steady | {NARROW}", "minus tuned Muon")
             ],
             "tuned Muon ends in the mean {} above": lambda: [at("one_rate", "moonlight_tuned...", "minus steady")],
-            "searched**, AdamW {}. In one": lambda: [at("one_rate", "adamw...", "minus steady")],
+            "searched**, AdamW {} (without the four newest": lambda: [at("one_rate", "adamw...", "minus steady")],
             "The law loses {} nats to the": lambda: [
                 at("lengths_rule", "of its length", "mean of both above the lowest")
             ],
