@@ -274,7 +274,14 @@ MUTATIONS = (
         "tests/sharded/test_sharing.py",
     ),
     Mutation("rows of a norm are small", "discovery/tied.py", "small.keys() - _normed(search.model)", "small", ADDED),
-    Mutation("a gain of any width", "discovery/tied.py", " and shapes[n] in tables}", "}", ADDED),
-    Mutation("the first gain", "discovery/tied.py", "for n in names[-1:]}", "for n in names[:1]}", ADDED),
+    Mutation("a gain of any width", "discovery/tied.py", " and shapes[name] in tables:", ":", ADDED),
+    Mutation(
+        "a gain before matrices",
+        "discovery/tied.py",
+        '(kind.name in _BEFORE or kind.name == "gain")',
+        'kind.name == "gain"',
+        ADDED,
+    ),
+    Mutation("a norm of the embedding", "discovery/tied.py", "not _NORMS & {*n.", "not set() & {*n.", ADDED),
     Mutation("queries alone", "discovery/multiplied.py", 'in ("query", "key")}', 'in ("query",)}', UNSCALED),
 )

@@ -1,5 +1,6 @@
 """The command line: help, wrong usage, data that cannot be used, output that cannot be written."""
 
+import argparse
 import os
 import shlex
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.cli import _parser, chosen
+from surefoot.cli import _parser, _run, chosen
 from surefoot.cli.chosen import config
 from surefoot.experiment.training.config import TrainConfig
 
@@ -77,6 +78,14 @@ def test_wrong_usage(arguments, message, capsys):
     assert message in refused(arguments, capsys)
 
 
+def test_a_command_without_memory_ends_in_a_line(capsys):
+    def run(arguments):
+        raise MemoryError
+
+    assert _run(["convert"], argparse.Namespace(run=run, command="convert")) == 1
+    assert "convert: error: out of memory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("executor", "package"), [("ray", "ray"), ("slurm", "submitit")])
 @pytest.mark.parametrize("name", ["transfer", "coordcheck"])
 def test_an_executor_that_is_not_installed_says_what_to_install(name, executor, package, monkeypatch, capsys):
@@ -111,7 +120,7 @@ def test_without_the_flag_no_executor_needs_ray_or_submitit(monkeypatch):
 def test_without_the_flag_nothing_of_ray_or_submitit_is_imported():
     script = """
 import sys
-from surefoot.cli import _parser, chosen
+from surefoot.cli import _parser, _run, chosen
 import surefoot.experiment.coordcheck, surefoot.experiment.sweep.clusters
 for name in ("transfer", "coordcheck"):
     chosen.executor(_parser().parse_args([name]))

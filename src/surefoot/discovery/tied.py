@@ -14,7 +14,6 @@ token's row is only `1/d`, so that at d = 768 the model sees positions only. Add
 its initial values and the table's unit of radii.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
@@ -31,6 +30,9 @@ ADDED = ("embedding", "positions")
 
 COUNT = 4
 """How many branches each counts as where the stream starts at small rows."""
+
+_BEFORE = ("linear", "experts", "conv", "patches")
+"""Kinds of what comes before the last norm."""
 
 _NORMS = {
     *("word_embeddings_layernorm", "layernorm_embedding", "layer_norm_emb", "embedding_layernorm"),
@@ -84,7 +86,8 @@ def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
 def tied_kind(search: Search, name: str, names: str) -> Kind:
     """Kind of a matrix that is embedding and head, called `names` in its reason; `Plan.of` explains the policies."""
     policy = None if search.said(name) else search.tied
-    multiplier, d = getattr(search.model, "output_multiplier", None), search.parameters[name].shape[-1]
+    multipliers = (getattr(module, "output_multiplier", None) for module in search.model.modules())
+    multiplier, d = next(filter(None, multipliers), None), search.parameters[name].shape[-1]
     multiplied = isinstance(multiplier, float | int) and 0.25 <= multiplier * d <= 4
     if policy == "error":
         raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or give tied='head'")
@@ -152,14 +155,17 @@ def small_rows(search: Search, kinds: Kinds) -> Kinds:
 def last_gain(search: Search, kinds: Kinds) -> Kinds:
     """The kinds, where logits of a tied table are multiplied by 1/d: the gain of the last norm sets their size.
 
-    The table's rows keep RMS 1 as an embedding's, so that it would otherwise take them many steps (decision 36).
+    The table's rows keep RMS 1 as an embedding's, so that it would otherwise take them many steps (decision 36). The
+    last norm is what follows the last matrix; there is none where the norm before the head has no gain.
     """
-    shapes = {name: tuple(search.parameters[name].shape) for name in kinds}
+    shapes, found = {name: tuple(search.parameters[name].shape) for name in kinds}, dict(kinds)
     tables = {shapes[n][-1:] for n, kind in kinds.items() if isinstance(kind, Tied) and kind.name == "embedding"}
-    gains = {n: kind for n, kind in kinds.items() if kind and kind.name == "gain" and shapes[n] in tables}
-    names = [name for name in gains if not re.search(r"\b\d+\.", name)] or [*gains]  # outside of a list of blocks
-    last = {n: replace(gains[n], name="last_gain", why=f"{gains[n].why}; sets the size of logits") for n in names[-1:]}
-    return {**kinds, **last}
+    names = [n for n in kinds if (kind := kinds[n]) and (kind.name in _BEFORE or kind.name == "gain")]
+    names = [n for n in names if not _NORMS & {*n.split(".")}]  # of an embedding, wherever it is defined
+    for name in names[-1:]:
+        if (kind := kinds[name]) and kind.name == "gain" and shapes[name] in tables:
+            found[name] = replace(kind, name="last_gain", why=f"{kind.why}; sets the size of logits")
+    return found
 
 
 def _normed(model: nn.Module) -> set[nn.Parameter]:

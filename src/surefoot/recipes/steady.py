@@ -16,8 +16,8 @@ from surefoot.scaling import Constant, FanRatio, HeadSize, Scale, Times
 from surefoot.stabilise import DecayedPostClip, DecoupledWeightDecay, PostClip
 
 HIDDEN, TABLES = Momentum(0.9, 0.5), RowAdam(0.9, 0.98)
-EMBEDDING, HEAD, QUERIES, GAIN = 2.0, 20.0, 2.0, 0.05
-VECTORS = {"bias": 0.1, "last_gain": 8.0}
+EMBEDDING, HEAD, QUERIES = 2.0, 20.0, 2.0
+GAIN, BIAS, LAST_GAIN = 0.05, 0.1, 8.0
 KERNELS = {"conv": 2.0, "patches": 1.0}
 DECAY, QUERIES_DECAY = 0.08, 0.2
 RADIUS, MATRICES = 2.0, ("linear", "heads", *KERNELS)
@@ -37,10 +37,9 @@ def steady(per_head: bool = True) -> Recipe:
     | bias | `eta / 10` times the direction of RMS 1 | eta / 10 | 4 |
 
     Momentum is .9 with look-ahead .5. Row i of a table steps along `h_i = m_i / sqrt(v_i)`, Adam's two means with one
-    second moment per row: the signal of its gradients over their noise. A normalised row would step as far however
-    noisy they are. By Cauchy-Schwarz `rms(h_i) <= (1 - b1) / sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for
-    (b1, b2) = (.9, .98), bias correction included. Decay takes `0.08 lr` of matrices and tables per step, `0.2 lr` of
-    queries and keys, `0.16 lr` of a kernel with r = 2; `print(plan)` shows the bounds that follow.
+    second moment per row: the signal of its gradients over their noise. By Cauchy-Schwarz `rms(h_i) <= (1 - b1) /
+    sqrt((1 - b2) (1 - b1^2/b2)) = 1.70` at every step, for (b1, b2) = (.9, .98), bias correction included. Decay takes
+    `0.08 lr` of matrices and tables per step, `0.2 lr` of queries and keys, `0.16 lr` of a kernel with r = 2.
 
     Queries and keys have a norm for each head: a step of the whole matrix may change one head by `sqrt(heads)` times as
     much. How far steps move a logit, `r^2 sqrt(d_head)` together, is the same for heads of every size, see `HeadSize`.
@@ -64,7 +63,8 @@ def steady(per_head: bool = True) -> Recipe:
     1.7
     """
     table = {kind: replace(role, momentum=HIDDEN, lr_scale=Constant(GAIN)) for kind, role in NATURAL.items()}
-    table |= {kind: replace(derive(kind, table), lr_scale=Constant(x)) for kind, x in VECTORS.items()}
+    table["bias"] = replace(table["bias"], lr_scale=Constant(BIAS))
+    table["last_gain"] = replace(table["gain"], lr_scale=Constant(LAST_GAIN), radius_unit=Constant(LAST_GAIN))
     table["linear"] = _decayed(table["linear"], FanRatio())
     for kind, factor in (("embedding", EMBEDDING), ("head", HEAD)):
         adaptive = replace(table[kind], geometry=RMSScaled(table[kind].geometry), momentum=TABLES)
@@ -126,8 +126,7 @@ def steady_bounded() -> Recipe:
         bound, decay = PostClip(RADIUS), role.stabiliser
         if isinstance(decay, DecoupledWeightDecay):
             bound = DecayedPostClip(decay.rate, decay.lr_scale, RADIUS)
-        unit = role.lr_scale if kind in (*MATRICES, "last_gain") else role.radius_unit
-        unit = Constant(QUERIES) if kind == "heads" else unit
+        unit = Constant(QUERIES) if kind == "heads" else role.lr_scale if kind in MATRICES else role.radius_unit
         table[kind] = replace(role, stabiliser=bound, radius_unit=unit)
     return replace(base, name="steady_bounded", table=table)
 

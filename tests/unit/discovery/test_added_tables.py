@@ -127,11 +127,12 @@ def test_untied_and_multiplied_models_keep_rows_of_rms_one():
 
 @pytest.mark.parametrize("recipe", [sf.recipes.steady(), sf.recipes.steady_bounded(), sf.recipes.beyond_mup()], ids=str)
 def test_the_last_gain_sets_the_size_of_multiplied_logits(recipe):
-    """Decision 36: outside of a list of blocks, else the last one; of the table's width; under the default alone."""
+    """Decision 36: what follows the last matrix, of the table's width; under the default alone."""
 
     def model(**parts):
-        table = nn.Embedding(V, D)
-        return tied(Own(tokens=table, **parts), table)
+        model = Own(tokens=nn.Embedding(V, D), **parts, head=nn.Linear(D, V, bias=False))
+        model.head.weight = model.tokens.weight
+        return model
 
     def factors(owner, **options):
         plan = Plan.of(owner, recipe, **options)
@@ -139,19 +140,27 @@ def test_the_last_gain_sets_the_size_of_multiplied_logits(recipe):
 
     usual = recipe.role("gain").lr_scale((1, D))
     last = usual if recipe.name == "beyond_mup" else 8.0
-    blocks = nn.ModuleList([nn.LayerNorm(D), nn.Linear(D, 2 * D), nn.LayerNorm(2 * D), nn.LayerNorm(D)])
-    named = model(norm=nn.RMSNorm(D), head_norm=nn.RMSNorm(2), blocks=blocks)
-    others = {"body.head_norm.weight": usual, **{f"body.blocks.{i}.weight": usual for i in (0, 2)}}
-    found = {"body.norm.weight": last, "body.blocks.3.weight": usual}
-    assert factors(named) == {**others, "body.norm.weight": usual, "body.blocks.3.weight": usual}
-    named.output_multiplier = 1 / D
-    assert factors(named) == {**others, **found}
-    assert factors(named, overrides=[("body.norm.weight", "gain")])["body.norm.weight"] == usual
-    assert factors(named, tied="head")["body.norm.weight"] == usual
-    within = model(blocks=blocks)
-    within.output_multiplier = 1 / D
-    assert factors(within)["body.blocks.3.weight"] == last
-    assert factors(within)["body.blocks.0.weight"] == usual
+    block = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, D))
+    behind = nn.ModuleList([nn.Linear(D, D), nn.LayerNorm(D)])
+    models = {
+        "norm": model(head_norm=nn.RMSNorm(2), block=block, norm=nn.RMSNorm(D)),
+        "0.0": model(block=block, **{"0": nn.Sequential(nn.LayerNorm(D))}),  # in one module with the head
+        "behind.1": model(embedding_norm=nn.LayerNorm(D), behind=behind),
+        "body.behind.1": Own(body=model(behind=behind, layernorm_embedding=nn.LayerNorm(D))),
+        "": model(norm=nn.LayerNorm(D), block=block),  # the last one has no gain, or nobody can tell
+        "none": model(block=nn.Linear(D, D), narrow=nn.LayerNorm(2)),
+    }
+    for name, own in models.items():
+        before = factors(own)
+        assert set(before.values()) <= {usual}
+        inner = getattr(own, "body", own)
+        inner.output_multiplier = 1 / D
+        assert factors(own) == before | ({f"{name}.weight": last} if f"{name}.weight" in before else {})
+    named = models["norm"]
+    unit = Plan.of(named, recipe)["norm.weight"].role.radius_unit((1, D))
+    assert unit == (1.0 if recipe.name == "beyond_mup" else 8.0)
+    assert factors(named, overrides=[("norm.weight", "gain")])["norm.weight"] == usual
+    assert factors(named, tied="head")["norm.weight"] == usual
 
 
 def test_all_tables_of_a_listed_class_are_added_whatever_their_width():
