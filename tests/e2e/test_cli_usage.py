@@ -120,7 +120,7 @@ def test_without_the_flag_no_executor_needs_ray_or_submitit(monkeypatch):
 def test_without_the_flag_nothing_of_ray_or_submitit_is_imported():
     script = """
 import sys
-from surefoot.cli import _parser, _run, chosen
+from surefoot.cli import _parser, chosen
 import surefoot.experiment.coordcheck, surefoot.experiment.sweep.clusters
 for name in ("transfer", "coordcheck"):
     chosen.executor(_parser().parse_args([name]))

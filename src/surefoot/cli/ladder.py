@@ -5,7 +5,7 @@ import math
 
 from surefoot.cli import options
 from surefoot.experiment.sweep.config import Ladder, Rung
-from surefoot.experiment.training.names import AUTO
+from surefoot.experiment.training.names import AUTO, COUNT
 from surefoot.scaling import LAWS
 
 _EXAMPLES = """
@@ -67,7 +67,7 @@ def configure(arguments: argparse.Namespace) -> tuple[Ladder, Rung]:
     def rung(width: int) -> Rung:
         parameters = sum(p.numel() for p in require_model(shared.replace(width=width), corpus).parameters())
         steps = arguments.tokens_per_parameter * parameters / shared.run.tokens
-        if steps >= 2**40:
+        if not COUNT.allows(max(1, steps)):
             raise ValueError(f"--tokens-per-parameter: width {width} would take {steps:.3g} steps; give fewer tokens")
         config = shared.replace(width=width, steps=max(1, round(steps)), lr=AUTO)
         chosen.note_epochs(config, corpus)

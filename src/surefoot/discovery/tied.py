@@ -86,9 +86,8 @@ def _resolved(search: Search, name: str, uses: Kinds) -> Kind | None:
 def tied_kind(search: Search, name: str, names: str) -> Kind:
     """Kind of a matrix that is embedding and head, called `names` in its reason; `Plan.of` explains the policies."""
     policy = None if search.said(name) else search.tied
-    multipliers = (getattr(module, "output_multiplier", None) for module in search.model.modules())
-    multiplier, d = next(filter(None, multipliers), None), search.parameters[name].shape[-1]
-    multiplied = isinstance(multiplier, float | int) and 0.25 <= multiplier * d <= 4
+    multiplier, d = _multiplier(search.model), search.parameters[name].shape[-1]
+    multiplied = multiplier is not None and 0.25 <= multiplier * d <= 4
     if policy == "error":
         raise ValueError(f"{names} are one matrix, tied, and tied='error'; untie them, or give tied='head'")
     if policy == "embedding" and not multiplied:
@@ -136,7 +135,7 @@ def small_rows(search: Search, kinds: Kinds) -> Kinds:
     embedding makes its rows large. Neither applies to a table that is frozen or named by an override, or whose rows or
     logits the model multiplies by a constant.
     """
-    if any(getattr(module, "output_multiplier", None) not in (None, 1) for module in search.model.modules()):
+    if _multiplier(search.model) not in (None, 1):
         return kinds
     multiplied = {p for use, p in constants_of(search.model) if use in ("embedding", "head")}
     own = {p: (n, k) for n, k in _as_heads(search, kinds).items() if (p := search.parameters[n]).requires_grad}
@@ -166,6 +165,12 @@ def last_gain(search: Search, kinds: Kinds) -> Kinds:
         if (kind := kinds[name]) and kind.name == "gain" and shapes[name] in tables:
             found[name] = replace(kind, name="last_gain", why=f"{kind.why}; sets the size of logits")
     return found
+
+
+def _multiplier(model: nn.Module) -> float | None:
+    """The number that the model or a module within has as `output_multiplier`, the first; None where none has."""
+    said = (getattr(module, "output_multiplier", None) for module in model.modules())
+    return next((each for each in said if isinstance(each, float | int)), None)
 
 
 def _normed(model: nn.Module) -> set[nn.Parameter]:

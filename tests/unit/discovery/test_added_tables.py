@@ -154,6 +154,7 @@ def test_the_last_gain_sets_the_size_of_multiplied_logits(recipe):
         before = factors(own)
         assert set(before.values()) <= {usual}
         inner = getattr(own, "body", own)
+        own.output_multiplier = torch.ones(3)  # no number
         inner.output_multiplier = 1 / D
         assert factors(own) == before | ({f"{name}.weight": last} if f"{name}.weight" in before else {})
     named = models["norm"]
