@@ -59,7 +59,20 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return products
 
 
-ONEDNN = Ops(multiply, LAPACK_ROWS, strips=256)
+class _OneDNN(Ops):
+    """oneDNN's products; a Gram matrix in float32 from rows that lie one behind the other."""
+
+    def gram(self, x: Tensor) -> Tensor:
+        """`x xᵀ`; a tall matrix is transposed once, matrix by matrix: torch does that fast, and strips of it slowly."""
+        if x.dtype == torch.float32 and not x.is_contiguous():
+            rows = torch.empty_like(x, memory_format=torch.contiguous_format)
+            for row, one in zip(rows, x, strict=True):
+                row.copy_(one)
+            x = rows
+        return super().gram(x)
+
+
+ONEDNN = _OneDNN(multiply, LAPACK_ROWS, strips=256)
 
 
 def is_fast(product: str) -> bool:
