@@ -103,8 +103,9 @@ def show(directory: Path, arguments: argparse.Namespace) -> None:
     from surefoot.experiment.reports import report
 
     kind = report.kind(directory)
-    summary = kind.load(directory)
-    said = json.dumps(summary, indent=2, allow_nan=False) if arguments.json else kind.statement(summary)
+    with report.legible(directory):
+        summary = kind.load(directory)
+        said = json.dumps(summary, indent=2, allow_nan=False) if arguments.json else kind.statement(summary)
     print(said, file=arguments.stdout, flush=True)
     if not os.access(directory, os.W_OK):
         no = "no picture: it is read-only; --html --out PATH writes a page elsewhere"

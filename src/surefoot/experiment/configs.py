@@ -34,6 +34,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist: the command of its run writes it again") from None
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(value, dict):

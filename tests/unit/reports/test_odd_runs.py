@@ -131,6 +131,32 @@ def test_a_damaged_summary_is_named(tmp_path, kind):
         page(directory)
 
 
+@pytest.mark.parametrize(
+    ("kind", "file", "key", "said"),
+    [
+        (made.sweep, "results.jsonl", "val_loss", "results.jsonl, line 1"),
+        (made.comparison, "summary.json", "baseline", "lack 'baseline'"),
+        (made.comparison, "summary.json", "config", "lack 'config'"),
+        (made.comparison, "summary.json", ..., "summary.json does not exist: the command of its run"),
+        (made.training, "layers.json", None, "type"),
+    ],
+)
+def test_what_a_file_lacks_is_said(tmp_path, capsys, kind, file, key, said):
+    """A key; of `...` the file itself; of None the types of all its values."""
+    directory = kind(tmp_path / "run")
+    first, *others = (directory / file).read_text().splitlines()
+    record = json.loads(first)
+    if key is ...:
+        (directory / file).unlink()
+    else:
+        kept = {k: 1 if key is None else v for k, v in record.items() if k != key}
+        (directory / file).write_text("\n".join([json.dumps(kept), *others]))
+    assert main(["report", f"{directory}"]) == (1 if key is ... else 2)
+    assert said in capsys.readouterr().err
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        page(directory)
+
+
 def test_a_layer_whose_norm_is_zero_at_every_line_is_drawn(tmp_path):
     directory = made.training(tmp_path / "run")
     log = [json.loads(line) for line in (directory / "norms.jsonl").read_text().splitlines()]

@@ -5,13 +5,15 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import vl_convert
 
+from surefoot.experiment.configs import CONFIG as CONFIG_FILE
 from surefoot.experiment.configs import kind_of
 from surefoot.experiment.files import replace_files, write_atomic
 from surefoot.experiment.reports import compare, coordcheck, extrapolate, ladder, train, transfer
@@ -78,7 +80,29 @@ def page(directory: Path) -> Page:
         FileNotFoundError: no run was started there.
         ValueError: its files are damaged.
     """
-    return replace(kind(directory).page(directory), name=name_of(directory))
+    with legible(directory):
+        return replace(kind(directory).page(directory), name=name_of(directory))
+
+
+@contextmanager
+def legible(directory: Path) -> Iterator[None]:
+    """Context in which a run's files that lack something, or hold a value of another type, are an error of the user's.
+
+    Args:
+        directory: of a run.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: in place of an error that such a file leads to.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        found = f"lack {error}" if isinstance(error, KeyError) else f"hold a value of another type ({error})"
+        remedy = f"the command of this run writes all but {CONFIG_FILE} again"
+        raise ValueError(f"{directory}: its files {found}: {remedy}") from error
 
 
 def name_of(directory: Path) -> str:
