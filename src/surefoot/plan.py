@@ -188,7 +188,7 @@ class Plan:
         >>> layer = nn.Linear(2, 2, bias=False)
         >>> _ = layer.weight.data.copy_(torch.diag(torch.tensor([4.0, 1.0])))
         >>> print(Plan.of(layer, stabiliser=PostClip(1.5)).relative_to(layer)["weight"].promise)
-        norm <= 6 at every step, certified; spectral norms on an accelerator rescaled
+        norm <= 6 at every step, certified
         """
         placements = {}
         for (name, parameter), placement in zip(self._of(model).items(), self.placements.values(), strict=True):

@@ -39,10 +39,10 @@ class PostClip(Ball):
     Source: "Beyond MuP 4", Post Clip.
 
     >>> PostClip(2.0).promise
-    'norm <= 2 at every step, certified; spectral norms on an accelerator rescaled'
+    'norm <= 2 at every step, certified'
     """
 
-    told: ClassVar[str] = "{norm} <= {radius:.4g} at every step, certified; spectral norms on an accelerator rescaled"
+    told: ClassVar[str] = "{norm} <= {radius:.4g} at every step, certified"
     extent: ClassVar[Extent] = Extent.NORM
 
     period: int | None = field(default=None, metadata=NUMBER)
@@ -99,7 +99,7 @@ class DecayedPostClip(PostClip, DecoupledWeightDecay):
 
     >>> from surefoot.scaling import Constant
     >>> DecayedPostClip(0.08, Constant(), 2.0).promise
-    'norm <= 2 at every step, certified; spectral norms on an accelerator rescaled'
+    'norm <= 2 at every step, certified'
     """
 
     period: ClassVar[None] = None  # type: ignore[misc]
