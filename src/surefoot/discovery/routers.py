@@ -6,7 +6,7 @@ from collections.abc import Collection
 from torch import nn
 
 from surefoot.discovery.kinds import Kind, Kinds, Search, children_of
-from surefoot.views import Stack
+from surefoot.views import Stack, Transposed, View
 
 _NAMED = re.compile("(^|_)(gate|gating|router)")
 """In the name of a router behind a list of as many modules, where it could also be a head of as many classes."""
@@ -19,7 +19,7 @@ def routers(search: Search, kinds: Kinds) -> Kinds:
     Elsewhere a module behind the list may be a head of E classes behind blocks, and is a router by its name alone.
     """
     found = dict(kinds)
-    by_pass = {n for n, k in kinds.items() if k and k.name == "linear" and isinstance(k.view, Stack) and not k.heads}
+    by_pass = {n for n, k in kinds.items() if k and k.name == "linear" and _is_stack(k.view) and not k.heads}
     stacked = {name for name, k in kinds.items() if (search.said(name) or (k and k.name)) == "experts"} | by_pass
     several = (m for m in search.own if isinstance(m, nn.ModuleList | nn.Sequential) and len(children_of(m)) > 1)
     inside = {inner for blocks in several for block in blocks.children() for inner in block.modules()}
@@ -36,6 +36,11 @@ def routers(search: Search, kinds: Kinds) -> Kinds:
             known = sizes | (every if named or owner in inside else behind)
             found |= _router(search, kinds, module, known, f" by the name `{name}`" if named else "")
     return found
+
+
+def _is_stack(view: View | None) -> bool:
+    """Whether it is a stack of matrices, stored `(E, out, in)` or `(E, in, out)`."""
+    return isinstance(view.inner if isinstance(view, Transposed) else view, Stack)
 
 
 def _listed(modules: nn.ModuleList) -> tuple[int, int]:

@@ -158,12 +158,15 @@ def last_gain(search: Search, kinds: Kinds) -> Kinds:
     last norm is what follows the last matrix; there is none where the norm before the head has no gain.
     """
     shapes, found = {name: tuple(search.parameters[name].shape) for name in kinds}, dict(kinds)
-    tables = {shapes[n][-1:] for n, kind in kinds.items() if isinstance(kind, Tied) and kind.name == "embedding"}
+    tables = {n: kind for n, kind in kinds.items() if isinstance(kind, Tied) and kind.name == "embedding"}
     names = [n for n in kinds if (kind := kinds[n]) and (kind.name in _BEFORE or kind.name == "gain")]
     names = [n for n in names if not _NORMS & {*n.split(".")}]  # of an embedding, wherever it is defined
     for name in names[-1:]:
-        if (kind := kinds[name]) and kind.name == "gain" and shapes[name] in tables:
+        if (kind := kinds[name]) and kind.name == "gain" and shapes[name] in {shapes[n][-1:] for n in tables}:
             found[name] = replace(kind, name="last_gain", why=f"{kind.why}; sets the size of logits")
+            return found
+    for name, table in tables.items():
+        found[name] = replace(table, why=f"{table.why}; no last gain sets the size of logits: better no multiplier")
     return found
 
 

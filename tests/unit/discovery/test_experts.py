@@ -169,19 +169,19 @@ def test_a_table_of_as_many_rows_as_experts_is_no_router():
 class Bare(nn.Module):
     """Experts under names that say nothing, and a router beside them."""
 
-    def __init__(self):
+    def __init__(self, transposed=False):
         super().__init__()
-        self.gate, self.w1, self.w2 = (
-            nn.Linear(6, 4),
-            nn.Parameter(torch.randn(4, 5, 6)),
-            nn.Parameter(torch.randn(4, 6, 5)),
-        )
+        self.transposed, stacks = transposed, (torch.randn(4, 5, 6), torch.randn(4, 6, 5))
+        self.w1, self.w2 = (nn.Parameter(x.mT.contiguous() if transposed else x) for x in stacks)
+        self.gate = nn.Linear(6, 4)
 
     def forward(self, x):
-        inner = torch.einsum("btd,efd->btef", x, self.w1).relu()
-        return torch.einsum("btef,edf,bte->btd", inner, self.w2, self.gate(x).softmax(-1))
+        w1, w2 = (self.w1, self.w2) if self.transposed else (self.w1.mT, self.w2.mT)
+        each = x.reshape(1, -1, 6).expand(4, -1, -1) @ w1
+        return torch.einsum("etd,te->td", each.relu() @ w2, self.gate(x).softmax(-1).reshape(-1, 4)).view_as(x)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("said", [{"overrides": [("w?", "experts")]}, {"inputs": torch.zeros(1, 3, 6)}])
-def test_a_router_is_known_beside_experts_that_are_said_or_seen_to_be_some(said):
-    assert Plan.of(Bare(), **said)["gate.weight"].role.name == "router"
+def test_a_router_is_known_beside_experts_that_are_said_or_seen_to_be_some(said, transposed):
+    assert Plan.of(Bare(transposed), **said)["gate.weight"].role.name == "router"
