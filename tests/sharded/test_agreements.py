@@ -7,11 +7,12 @@ from sharded_cases import distribute, fsdp, gradient, plan_of, weights, whole
 from threads import run
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 import surefoot as sf
 from combinations import combinations
 from surefoot import recipes
+from surefoot.mesh.groups import as_dtensor
 from surefoot.optim.optimizer import SteepestDescent
 
 F64 = torch.float64
@@ -92,3 +93,106 @@ def test_what_is_taken_out_of_its_group_rests_as_on_one_process(mesh):
     for got in run(2, removed, plan, mesh):
         for name, w in want.items():
             torch.testing.assert_close(got[name], w, rtol=0, atol=1e-12)
+
+
+def sums(rank, n):
+    """A gain and a matrix whose gradients are partial sums: their values as those are missing, whole or infinite."""
+    mesh = init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("data", "tensor"))
+    laid = {"gain": (Replicate(), Replicate()), "linear": (Shard(0), Replicate())}
+    shapes = {"gain": (8,), "linear": (8, 8)}
+    params = {k: nn.Parameter(distribute(torch.ones(shapes[k], dtype=F64), mesh, where)) for k, where in laid.items()}
+    optimizer = SteepestDescent([{"params": [(k, p)], "role": k} for k, p in params.items()], lr=0.1)
+    values = {k: [] for k in params}
+    for step in range(5):
+        for k, p in params.items():
+            part = torch.arange(p.to_local().numel(), dtype=F64).reshape(p.to_local().shape).sin()
+            part = part * (1.0 if step != 3 else 1e308 / abs(part).max())  # the sum of two is infinite
+            g = as_dtensor(part * (0.25 + rank % 2 / 2), mesh, [*laid[k][:1], Partial()], shapes[k])
+            p.grad = None if step in (0, 2) and rank % 2 else g
+        optimizer.step()
+        for k, p in params.items():
+            values[k].append(whole(p).clone())
+    return values, optimizer.skipped()
+
+
+def test_partial_sums_are_summed_and_rest_where_one_is_missing_or_the_sum_is_infinite():
+    """Also where a process has never seen the gradient (the first step), which must not leave the others waiting."""
+    (first, skipped), *others = run(4, sums, 4)
+    assert skipped == {"gain": 1, "linear": 1}
+    assert all(torch.equal(x, y) for other, _ in others for k in first for x, y in zip(first[k], other[k], strict=True))
+    for values in first.values():
+        assert [bool((x != y).any()) for x, y in zip([torch.ones(()), *values], values, strict=False)] == [
+            False, True, False, False, True
+        ]  # fmt: skip
+
+
+def test_a_process_group_of_several_axes_is_made_once():
+    assert run(8, groups_made) == [[False, False]] * 8
+
+
+def groups_made(rank):
+    """Whether a plan's second and third look at a parameter make groups."""
+    mesh, layer = init_device_mesh("cpu", (2, 2, 2)), nn.Linear(6, 8, bias=False)
+    plan = sf.Plan.of(layer, head=())
+    layer.weight = nn.Parameter(distribute(layer.weight.data, mesh, (Replicate(), Shard(0), Shard(1))))
+    made = []
+    for _ in range(3):
+        plan.relative_to(layer)
+        made.append(len(dist.distributed_c10d._world.pg_map))
+    return [made[1] > made[0], made[2] > made[1]]
+
+
+def after_an_error(rank):
+    """Whether a step moves two weights, one owned by each, as if the one before, which raised, had not been."""
+    moved, mesh, weights = [], init_device_mesh("cpu", (2,)), torch.arange(64, dtype=F64).reshape(8, 8).cos()
+    for raises in (False, True):
+        params = [nn.Parameter(distribute(weights + i, mesh, (Shard(0),))) for i in range(2)]
+        optimizer = SteepestDescent([{"params": params, "role": "linear"}], lr=0.1)
+        for p in params:
+            p.grad = distribute(weights.sin(), mesh, (Shard(0),))
+        if raises:
+            (exchange,) = optimizer._sharding.exchanges
+            batch, exchange._batch = exchange._batch, None  # no function: every owner raises
+            with pytest.raises(TypeError):
+                optimizer.step()
+            exchange._batch = batch
+        optimizer.step()
+        moved.append(torch.stack([whole(p) for p in params]))
+    return torch.allclose(*moved)  # the momentum is longer; its direction is not
+
+
+def test_a_step_after_one_that_raised_is_taken():
+    assert run(2, after_an_error) == [True, True]
+
+
+def built_too_early(rank):
+    """What is said of a sharded layer without values, and of factors of another shape, on every process."""
+    mesh = init_device_mesh("cpu", (2,))
+    with torch.device("meta"):
+        layer = nn.Linear(8, 8, bias=False)
+    layer.weight = nn.Parameter(distribute(layer.weight.data, mesh, (Shard(0),)))
+    with pytest.raises(ValueError, match=r"weight has no values yet: make the optimizer after to_empty"):
+        SteepestDescent(layer, sf.Plan.of(layer, head=()), lr=0.1)
+    w = nn.Parameter(distribute(torch.ones(8, 6), mesh, (Shard(0),)))
+    optimizer = SteepestDescent([{"params": [("w", w)], "role": "linear"}], lr=0.1)
+    for factors in (torch.ones(1, 6), torch.ones(())):
+        with pytest.raises(ValueError, match=r"scale_: factors of shape .* for w, of \(8, 6\)"):
+            optimizer.scale_({w: factors})
+    return bool((whole(w) == 1).all())
+
+
+def test_what_cannot_be_stepped_or_scaled_is_refused_on_all_processes():
+    assert run(2, built_too_early) == [True, True]
+
+
+def one_without_gradients(rank):
+    """Whether a process warns that nothing moves while others' gradients move its rows, too."""
+    w = nn.Parameter(distribute(torch.ones(8, 8), init_device_mesh("cpu", (2,)), (Shard(0),)))
+    optimizer = SteepestDescent([{"params": [("w", w)], "role": "linear"}], lr=0.1)
+    w.grad = None if rank else distribute(torch.eye(8), w.device_mesh, (Shard(0),))
+    optimizer.step()
+
+
+def test_a_process_without_gradients_is_not_told_that_nothing_moves(caplog):
+    run(2, one_without_gradients)
+    assert "nothing moves" not in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,18 @@ class Groups(dict[tuple[int, ...], dist.ProcessGroup]):
         return ranks
 
 
+_made = threading.local()  # tests have processes that are threads
+
+
+def _groups() -> Groups:
+    """The groups that this process has made, as long as its default group lives."""
+    default = dist.distributed_c10d._get_default_group()
+    if getattr(_made, "default", None) is not default:
+        _made.default, _made.groups = default, Groups()
+    groups: Groups = _made.groups
+    return groups
+
+
 def _group(mesh: Any, ranks: tuple[int, ...], axes: Collection[int]) -> Any:
     """The process group of these ranks, which differ along these axes."""
     if ranks == tuple(range(dist.get_world_size())):
@@ -114,7 +127,7 @@ def gather(x: Any, cut: Cut | None = None, owner: int | None = None) -> Tensor:
     Returns:
         The whole tensor; an empty one where another process gets it.
     """
-    cut = cut or Groups().cut(x, "a tensor")
+    cut = cut or _groups().cut(x, "a tensor")
     local: Tensor = x.to_local().detach()
     if cut.group is None:
         return local
@@ -137,7 +150,7 @@ def scatter_(parameters: Mapping[Tensor, Callable[[Tensor], None]]) -> None:
     Args:
         parameters: `DTensor` -> function that writes all of its values to a tensor on the CPU.
     """
-    groups, loads = Groups(), Counter[Any]()
+    groups, loads = _groups(), Counter[Any]()
     cuts = {p: groups.cut(p, "a parameter") for p in parameters}  # may make groups, so before any exchange
     for p, draw_ in parameters.items():
         cut, local = cuts[p], p.to_local().detach()  # type: ignore[attr-defined]

@@ -255,7 +255,15 @@ def split_blocks(stacks: list[Tensor], view: View, shape: Shape) -> list[Tensor]
     return [view.join(blocks, shape) for blocks in zip(*(x.unbind() for x in stacks), strict=True)]
 
 
-def own_memory(state: State) -> State:
-    """The state, with tensors that share a larger storage cloned into their own."""
-    part = {name: not device.is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes for name, x in state.items()}
-    return {name: x.clone() if part[name] else x for name, x in state.items()}
+def own_memory(state: Any) -> Any:
+    """A parameter's state, with tensors that share a larger storage cloned into their own; anything else as it is."""
+
+    def is_part(x: Any) -> bool:
+        return isinstance(x, Tensor) and not device.is_dtensor(x) and x.untyped_storage().nbytes() > x.nbytes
+
+    return {n: x.clone() if is_part(x) else x for n, x in state.items()} if isinstance(state, dict) else state
+
+
+def own_memories(_: Any, saved: dict[str, Any]) -> dict[str, Any]:
+    """The state dictionary of an optimizer, before other hooks change it, with every state in its own memory."""
+    return {**saved, "state": {key: own_memory(state) for key, state in saved["state"].items()}}

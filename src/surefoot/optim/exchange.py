@@ -96,6 +96,7 @@ class Exchange:
 
     def step(self) -> None:
         """Take one step of all parameters."""
+        self._going.clear()  # of a step that raised
         self._transport.run(self._prepare, self._compute, self._finalize)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
@@ -14,7 +15,7 @@ from surefoot.linalg import device
 from surefoot.momentum import State
 from surefoot.momentum.base import refuse_overflowing
 from surefoot.optim import param_groups
-from surefoot.optim.batching import STEPS, advance, alike, batches, init_state, own_memory
+from surefoot.optim.batching import STEPS, advance, alike, batches, init_state, own_memories, own_memory
 from surefoot.optim.measuring import report
 from surefoot.optim.param_groups import FORMAT, grouped
 from surefoot.optim.precision import Leaf, Precision, as_precision
@@ -41,7 +42,7 @@ class SteepestDescent(Optimizer):
         params: a model; or `named_parameters()` with a plan of their model; or parameter groups, each with a role:
             `{"params": [...], "role": "linear"}` (a role's name: natural scale, no bound; or a `Role`).
         plan: roles of the parameters; default for a model: `Plan.of(model, run=run)`.
-        lr: learning rate in natural units, for every layer and width; schedulers act on it. Default: `plan.rate`.
+        lr: learning rate in natural units, at every width; schedulers act on each group's own. Default: `plan.rate`.
         run: length of the run, `Run(steps, tokens)`, for a model without a plan: sets decay and rate.
         precision: how momentum and half-precision weights are stored; default: float32, rounded to nearest.
         step: function that steps a batch of like parameters; `surefoot.compiled()` fuses its passes.
@@ -91,8 +92,8 @@ class SteepestDescent(Optimizer):
     zero_grad: Callable[..., None] = device.unguarded(Optimizer.zero_grad)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; the group needs a `"role"`."""
-        group = dict(param_group)
+        """As torch's, of a copy of the group, which needs a `"role"`."""
+        group = {"lr": deepcopy(self.defaults["lr"]), **param_group}
         placements, role = group.pop("placements", None), group.get("role")
         if self.param_groups and "param_names" in self.param_groups[0]:
             group["params"] = param_groups.with_names(group["params"], len(self.param_groups))
@@ -198,8 +199,8 @@ class SteepestDescent(Optimizer):
             self._sharding.gather_owned()
         for group in self.param_groups:  # whose parameters a loop may have moved to others
             group |= {"plan": [self._known[p][1].digest for p in group["params"]], "format": FORMAT}
-        saved = super().state_dict()
-        return {**saved, "state": {index: own_memory(state) for index, state in saved["state"].items()}}
+        with self.register_state_dict_post_hook(own_memories, prepend=True):
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's with its hooks, but state is stored as `precision` says (torch casts it to the parameter's dtype).
@@ -260,10 +261,9 @@ class SteepestDescent(Optimizer):
             factors: `{parameter: factors of its shape}`.
 
         Raises:
-            ValueError: a parameter that is not this optimizer's.
+            ValueError: a parameter that is not this optimizer's, or factors of another shape.
         """
-        if foreign := [p for p in factors if p not in self._known or not p.requires_grad]:
-            raise ValueError(f"scale_: this optimizer does not train a parameter of shape {tuple(foreign[0].shape)}")
+        param_groups.refuse_factors(factors, self._known)
         for p, factor in factors.items():
             (self._sharding.scale_ if self._sharding else Tensor.mul_)(p, factor)
 

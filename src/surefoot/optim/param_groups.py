@@ -88,12 +88,21 @@ def refuse_step(groups: list[Group], unplaced: Mapping[Tensor, str], known: Know
             if p.grad is not None:
                 refuse_shape(p, *known[p])
                 precision.check(p, known[p][0])
-    if not any(p.grad is not None for group in groups for p in group["params"]):
-        warn_once(_NOTHING)
-    if late := [name for p, name in unplaced.items() if p.grad is not None]:
+    if not any(p.grad is not None or device.is_dtensor(p) for group in groups for p in group["params"]):
+        warn_once(_NOTHING)  # others may have gradients of a sharded one
+    if late := [name for p, name in unplaced.items() if p.grad is not None and p not in known]:
         remedy = f"make the optimizer with Plan.of(model, overrides=[({late[0]!r}, 'linear')])"
-        remedy += ", or freeze it again and set its grad to None"
+        remedy += ", add_param_group it with a role, or freeze it again and set its grad to None"
         raise ValueError(f"{late[0]} has a gradient but no role: it was frozen when the optimizer was made; {remedy}")
+
+
+def refuse_factors(factors: Mapping[Tensor, Tensor], known: Known) -> None:
+    """Raise ValueError for factors of a parameter that is not trained, or of another shape than its own."""
+    for p, factor in factors.items():
+        if p not in known or not p.requires_grad:
+            raise ValueError(f"scale_: this optimizer does not train a parameter of shape {tuple(p.shape)}")
+        if factor.shape != p.shape:
+            raise ValueError(f"scale_: factors of shape {tuple(factor.shape)} for {known[p][0]}, of {tuple(p.shape)}")
 
 
 def with_names(params: Any, number: int) -> Any:
@@ -186,6 +195,9 @@ def place(group: Group, role: str | Role | None, known: Known) -> list[Placement
             placements.append(Placement(rule, "as given", tuple(p.shape)))
         except ValueError as error:
             raise ValueError(f"role {rule.name!r} cannot take a parameter of shape {tuple(p.shape)}: {error}") from None
+    if not before and group.get("plan", now := [placement.digest for placement in placements]) != now:
+        remedy = "make the optimizer from the model and that plan, or remove the group's 'plan' to have its role alone"
+        raise ValueError(f"a parameter group of role {rule.name!r} is of an optimizer with another plan: {remedy}")
     return placements
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 from surefoot.geometry.adaptive import Adaptive
 from surefoot.geometry.base import Extent
 from surefoot.linalg import device
-from surefoot.mesh.groups import Cut, apart
+from surefoot.mesh.groups import Cut, apart, as_dtensor
 from surefoot.mesh.slabs import Slab
 from surefoot.momentum import State, is_finite
 from surefoot.optim.batching import Rule, rules
@@ -67,6 +67,8 @@ class Shard:
         kept: the optimizer's state; an entry that is cut is a `DTensor`.
         group: the parameter group of the present step.
         agreed: what all processes agreed on before this step.
+        summed: this step's gradient, of one that is a partial sum on each process (sequence parallelism leaves such).
+        partial: the mesh axes of those sums in the last gradient, as bits; -1 before the first one.
     """
 
     p: Tensor
@@ -78,6 +80,8 @@ class Shard:
     kept: State
     group: dict[str, Any] = field(init=False)
     agreed: Agreed = field(init=False)
+    summed: Tensor | None = field(init=False, default=None)
+    partial: int = field(init=False, default=-1)
 
     @cached_property
     def problems(self) -> tuple[list[Shape], Tensor] | None:
@@ -115,14 +119,39 @@ class Shard:
         return sum(torch.meshgrid(*steps, indexing="ij"))
 
     def gradient(self) -> Tensor:
-        """This process's part of the gradient; zeros where it has none."""
+        """This process's part of the gradient, once agreed its sum; zeros where it has none."""
         g = self.p.grad
+        if self.summed is not None:
+            return self.summed
         if g is None:
             return torch.zeros_like(self.local)
         if isinstance(g, DTensor) and isinstance(self.p, DTensor):
-            same = g.placements == self.p.placements
+            same = g.placements == self.p.placements or self._axes
             return (g if same else g.redistribute(self.p.device_mesh, self.p.placements)).to_local()
         return g
+
+    @property
+    def _axes(self) -> int:
+        """The mesh axes along which the gradient is a sum over the parameter's copies, as bits."""
+        g, p = self.p.grad, self.p
+        if not (isinstance(g, DTensor) and isinstance(p, DTensor)) or g.placements == p.placements:
+            return 0
+        laid = [*zip(g.placements, p.placements, strict=True)]
+        sums = [x == Partial() and y.is_replicate() for x, y in laid]
+        known = all(x == y or is_sum for (x, y), is_sum in zip(laid, sums, strict=True))
+        return sum(1 << i for i, is_sum in enumerate(sums) if is_sum and known)
+
+    def _sum(self, present: Tensor) -> None:
+        """Sum a gradient over the copies, zeros where it is missing: a collective, if it is partial on any process.
+
+        The host waits for what was agreed only where the gradient is missing, and was partial or never there.
+        """
+        if not isinstance(self.p, DTensor) or not self.partial:
+            return
+        if axes := self.partial if self.p.grad is not None else int(present) >> 1:
+            laid = [Partial() if axes >> i & 1 else x for i, x in enumerate(self.p.placements)]
+            whole = as_dtensor(self.gradient(), self.p.device_mesh, laid, tuple(self.p.shape))
+            self.summed = whole.redistribute(self.p.device_mesh, self.p.placements).to_local()
 
     def leaf(self) -> Leaf:
         """The slab as a `Leaf`, a parameter of its own."""
@@ -132,25 +161,30 @@ class Shard:
     def flags(self) -> Tensor:
         """Flags of this process's gradient, uint8, which processes combine by their maximum.
 
-        Not finite, present, missing, not zero; then for each independent problem: not zero.
+        Not finite, present (and above that bit the axes of sums), missing, not zero; then for each independent problem:
+        not zero.
         """
-        g, there = self.gradient(), self.p.grad is not None and len(self.group["params"]) > 0
-        known = torch.tensor([False, there, not there, False], device=g.device)
+        self.summed, there = None, self.p.grad is not None and len(self.group["params"]) > 0
+        self.partial = self._axes if self.p.grad is not None else self.partial
+        g, present = self.gradient(), there * (1 + 2 * max(0, self.partial))
+        known = torch.tensor([0, present, not there, 0], dtype=torch.uint8, device=g.device)
         if there and g.numel():
-            known[0] = ~is_finite(g.reshape(1, -1), self.placement.role.momentum.squares)[0]
+            part = g * self.p.device_mesh.size() if self.partial else g  # type: ignore[attr-defined]  # then so is the sum
+            known[0] = ~is_finite(part.reshape(1, -1), self.placement.role.momentum.squares)[0]
             known[3] = (g != 0).any() if self.way is ROWS else False
         if self.problems is None:
-            return known.to(torch.uint8)
+            return known
         some, (shapes, labels) = g != 0, self.problems
         for dim, size in enumerate(labels.shape):
             some = some if size > 1 else some.any(dim, keepdim=True)
         seen = torch.zeros(sum(map(math.prod, shapes)), dtype=torch.uint8, device=g.device)
         where = labels + torch.zeros_like(some, dtype=torch.int64)  # sizes of 1 are expanded, 0 stays
         seen.scatter_reduce_(0, where.flatten(), some.broadcast_to(where.shape).flatten().to(torch.uint8), "amax")
-        return torch.cat([known.to(torch.uint8), seen])
+        return torch.cat([known, seen])
 
     def agree(self, flags: Tensor) -> None:
-        """Set `agreed` from the combined flags, and count a skipped step if the gradient is not finite."""
+        """Set `agreed` from the combined flags, sum a partial gradient, and count a step that is skipped."""
+        self._sum(flags[1])
         infinite, there, missing, some, seen = torch.split(flags.bool(), [1, 1, 1, 1, len(flags) - 4])
         copied = not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)  # others hold it
         there &= ~(missing & copied)

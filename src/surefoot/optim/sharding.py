@@ -63,8 +63,10 @@ class Sharding:
 
         Raises:
             ValueError: a placement that is neither a copy nor a contiguous part; a user-defined step for a
-                parameter that needs other processes.
+                parameter that needs other processes; a parameter on the meta device.
         """
+        if p.is_meta:
+            raise ValueError(f"{name} has no values yet: make the optimizer after to_empty(device=...) of the model")
         if isinstance(p, DTensor):
             cut, local = self._groups.cut(p, name), p.to_local().detach()
             way, here = chosen(placement, cut.slabs, tuple(local.shape))

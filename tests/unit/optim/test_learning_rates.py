@@ -117,11 +117,19 @@ def test_a_rate_of_any_dtype_steps_by_the_number_that_it_holds(lr, stabiliser):
         assert torch.equal(stepped(role, value, *own, lr=lr), stepped(role, value, *own, lr=lr.item()))
 
 
-def test_the_users_tensor_stays_in_the_group():
-    lr = torch.tensor(0.1, dtype=torch.bfloat16)
+def test_each_group_has_a_tensor_of_its_own():
+    """One that all shared would be lowered once a group by what goes through the groups."""
+    lr = torch.tensor(0.5, dtype=torch.bfloat16)
     optimizer = SteepestDescent(nn.Linear(3, 2), lr=lr)
-    optimizer.step()
-    assert all(group["lr"] is lr for group in optimizer.param_groups)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    for loss in (1.0, 1.0):
+        optimizer.step()
+        schedule.step(loss)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]["lr"] *= 2
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [(float(rate), rate.dtype) for rate in rates] == [(0.5, lr.dtype), (0.25, lr.dtype)]
+    assert (float(lr), float(optimizer.defaults["lr"])) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize("lr", [torch.tensor(True), torch.tensor(0.1 + 0j), torch.tensor(torch.nan)], ids=str)
