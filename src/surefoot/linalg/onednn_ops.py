@@ -64,7 +64,7 @@ class _OneDNN(Ops):
 
     def gram(self, x: Tensor) -> Tensor:
         """`x xᵀ`; a tall matrix is transposed once, matrix by matrix: torch does that fast, and strips of it slowly."""
-        if x.dtype == torch.float32 and not x.is_contiguous():
+        if x.dtype == torch.float32 and self._in_strips(x) and not x.is_contiguous():
             rows = torch.empty_like(x, memory_format=torch.contiguous_format)
             for row, one in zip(rows, x, strict=True):
                 row.copy_(one)

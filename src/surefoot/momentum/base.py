@@ -31,15 +31,17 @@ def is_finite(g: Tensor, squares: bool = False) -> Tensor:
     tensor([ True, False, False])
     >>> is_finite(torch.tensor([[1e16], [1e17]]), squares=True)
     tensor([ True, False])
+    >>> is_finite(torch.tensor([[6e4], [math.inf]], dtype=torch.float16))
+    tensor([ True, False])
     """
     flat = g.flatten(1)
-    largest = torch.finfo(torch.promote_types(g.dtype, torch.float32)).max
+    largest = torch.finfo(wide := torch.promote_types(g.dtype, torch.float32)).max  # in float16 it would be infinite
     limit = math.sqrt(largest) / 1024 if squares else largest / 4
     if device.may_branch(g):  # no entry exceeds the length, which takes one pass, but whose squares may overflow
-        finite: Tensor = torch.linalg.vector_norm(flat, dim=1) <= limit
+        finite: Tensor = torch.linalg.vector_norm(flat, dim=1).to(wide) <= limit
         if bool(finite.all()):
             return finite
-    return max_abs(flat, 1)[:, 0] <= limit
+    return max_abs(flat, 1)[:, 0].to(wide) <= limit
 
 
 def where_finite(g: Tensor, finite: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
@@ -93,7 +92,7 @@ class SteepestDescent(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's, of a copy of the group, which needs a `"role"`."""
-        group = {"lr": deepcopy(self.defaults["lr"]), **param_group}
+        group = {"lr": param_groups.own_rate(self.defaults["lr"]), **param_group}
         placements, role = group.pop("placements", None), group.get("role")
         if self.param_groups and "param_names" in self.param_groups[0]:
             group["params"] = param_groups.with_names(group["params"], len(self.param_groups))
@@ -113,6 +112,7 @@ class SteepestDescent(Optimizer):
 
     def _prepare(self) -> None:
         """Make, before the first step, the state that processes exchange; of frozen ones when they are trained."""
+        self._optimizer_state_dict_post_hooks.setdefault(-1, own_memories)  # the first, and not saved with others
         self._frozen = [p for p in self._known if not p.requires_grad]
         roles = {p: placement.role for p, (_, placement) in self._known.items() if p.requires_grad}
         signs = {p for p, x in roles.items() if self._replicas and x.geometry.couples == {-2, -1} and not x.owned}
@@ -199,8 +199,7 @@ class SteepestDescent(Optimizer):
             self._sharding.gather_owned()
         for group in self.param_groups:  # whose parameters a loop may have moved to others
             group |= {"plan": [self._known[p][1].digest for p in group["params"]], "format": FORMAT}
-        with self.register_state_dict_post_hook(own_memories, prepend=True):
-            return super().state_dict()
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's with its hooks, but state is stored as `precision` says (torch casts it to the parameter's dtype).
@@ -240,6 +239,7 @@ class SteepestDescent(Optimizer):
         self._bounds.clear()  # the state may be of other weights
         self._dtypes, self._lr_reason = {}, "lr as loaded"
         for theirs, ours in zip(loaded["param_groups"], self.param_groups, strict=True):
+            ours |= {"lr": param_groups.own_rate(ours["lr"])}
             ours |= {"param_names": [self._known[p][0] for p in ours["params"]]} if "param_names" in ours else {}
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 saved = loaded["state"].get(index, {})

@@ -113,6 +113,11 @@ def with_names(params: Any, number: int) -> Any:
     return [p if isinstance(p, tuple) else (f"group{number}.{i}", p) for i, p in enumerate(params)]
 
 
+def own_rate(lr: Any) -> Any:
+    """A learning rate; a tensor is copied, so that each group has its own."""
+    return lr.detach().clone() if isinstance(lr, Tensor) else lr
+
+
 def learning_rate(group: Mapping[str, Any]) -> float | Tensor:
     """A group's learning rate: a float; for a tensor on an accelerator, a scalar tensor of its own dtype.
 
@@ -180,11 +185,11 @@ def replaced(groups: list[Group], known: Known, states: Mapping[Tensor, Any]) ->
 def place(group: Group, role: str | Role | None, known: Known) -> list[Placement]:
     """Placements of a plain torch group's parameters, which all take the group's role; ValueError without a role.
 
-    A group that was removed from the optimizer, and is added again, gets its earlier placements.
+    A group that was removed from the optimizer, and is added again, whole or in parts, gets its earlier placements.
     """
     before = [known[p][1] for p in group["params"] if p in known]
     alike = len(before) == len(group["params"]) and {placement.role.name for placement in before} == {role}
-    if alike and [placement.digest for placement in before] == group.get("plan"):
+    if alike and {placement.digest for placement in before} <= {*group.get("plan", ())}:
         return before
     if role is None:
         found = "pass the model instead, to have roles found: SteepestDescent(model, lr=...)"
@@ -232,6 +237,8 @@ def check_saved(saved: Group, present: list[Group], known: Known, new: Callable[
         _refuse_other_plan(theirs, ours, known, saved["state"], where)
         parameters |= zip(theirs["params"], ours["params"], strict=True)
     for index, entries in saved["state"].items() if len(saved["param_groups"]) == len(present) else ():
+        if not isinstance(index, int):
+            continue  # it is not a parameter's
         if (p := parameters.get(index)) is None:
             raise ValueError(f"the checkpoint has a state of parameter {index!r}, which is in none of its groups")
         if problem := "" if entries == {} else _unfit(entries, new(p), p):

@@ -31,12 +31,17 @@ class Agreed:
         moves: whether any entry takes a step.
         masks: of each block, which independent problems take a step, bool: `(n, 1, 1)` of matrices; where that is not
             agreed on, `(1, 1, 1)`, whether the gradient is finite.
+        axes: the mesh axes along which the last gradient was a sum over copies (sequence parallelism leaves such), as
+            bits; -1 before the first.
+        summed: this process's part of the sum, of such a gradient.
     """
 
     there: Tensor
     finite: Tensor
     moves: Tensor
     masks: list[Tensor]
+    axes: int
+    summed: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,8 +67,6 @@ class Shard:
         kept: the optimizer's state; an entry that is cut is a `DTensor`.
         group: the parameter group of the present step.
         agreed: what all processes agreed on before this step.
-        summed: this step's gradient, of one that is a partial sum on each process (sequence parallelism leaves such).
-        partial: the mesh axes of those sums in the last gradient, as bits; -1 before the first one.
     """
 
     p: Tensor
@@ -80,8 +78,6 @@ class Shard:
     kept: State
     group: dict[str, Any] = field(init=False)
     agreed: Agreed = field(init=False)
-    summed: Tensor | None = field(init=False, default=None)
-    partial: int = field(init=False, default=-1)
 
     @cached_property
     def problems(self) -> tuple[list[Shape], Tensor] | None:
@@ -119,10 +115,8 @@ class Shard:
         return sum(torch.meshgrid(*steps, indexing="ij"))
 
     def gradient(self) -> Tensor:
-        """This process's part of the gradient, once agreed its sum; zeros where it has none."""
+        """This process's part of the gradient, before the sum over copies; zeros where it has none."""
         g = self.p.grad
-        if self.summed is not None:
-            return self.summed
         if g is None:
             return torch.zeros_like(self.local)
         if isinstance(g, DTensor) and isinstance(self.p, DTensor):
@@ -132,8 +126,14 @@ class Shard:
 
     @property
     def _axes(self) -> int:
-        """The mesh axes along which the gradient is a sum over the parameter's copies, as bits."""
+        """The mesh axes along which the gradient is a sum over the parameter's copies, as bits.
+
+        Of the last one where this process has none; -1 before the first.
+        """
         g, p = self.p.grad, self.p
+        if g is None and isinstance(p, DTensor):
+            copied = any(x.is_replicate() for x in p.placements)
+            return self.agreed.axes if hasattr(self, "agreed") else -1 if copied else 0
         if not (isinstance(g, DTensor) and isinstance(p, DTensor)) or g.placements == p.placements:
             return 0
         laid = [*zip(g.placements, p.placements, strict=True)]
@@ -141,22 +141,34 @@ class Shard:
         known = all(x == y or is_sum for (x, y), is_sum in zip(laid, sums, strict=True))
         return sum(1 << i for i, is_sum in enumerate(sums) if is_sum and known)
 
-    def _sum(self, present: Tensor) -> None:
-        """Sum a gradient over the copies, zeros where it is missing: a collective, if it is partial on any process.
+    def _scaled(self, g: Tensor) -> Tensor:
+        """A part of a sum, times their number: if that is finite on all processes, so is the sum."""
+        if not (isinstance(self.p, DTensor) and (axes := self._axes)):
+            return g
+        sizes = (n for i, n in enumerate(self.p.device_mesh.shape) if axes >> i & 1)
+        return g.to(torch.promote_types(g.dtype, torch.float32)) * math.prod(sizes)
+
+    def _summed(self, present: Tensor) -> tuple[int, Tensor | None]:
+        """`_axes`, and the sum of a gradient that is partial on any process, zeros where it is missing: a collective.
 
         The host waits for what was agreed only where the gradient is missing, and was partial or never there.
         """
-        if not isinstance(self.p, DTensor) or not self.partial:
-            return
-        if axes := self.partial if self.p.grad is not None else int(present) >> 1:
-            laid = [Partial() if axes >> i & 1 else x for i, x in enumerate(self.p.placements)]
-            whole = as_dtensor(self.gradient(), self.p.device_mesh, laid, tuple(self.p.shape))
-            self.summed = whole.redistribute(self.p.device_mesh, self.p.placements).to_local()
+        axes, p = self._axes, self.p
+        if axes and p.grad is None and (said := int(present)):
+            axes = said >> 1
+        elif p.grad is None:
+            return axes, None
+        if not axes or not isinstance(p, DTensor) or not self.group["params"]:
+            return axes, None
+        laid = [Partial() if axes >> i & 1 else x for i, x in enumerate(p.placements)]
+        whole = as_dtensor(self.gradient(), p.device_mesh, laid, tuple(p.shape))
+        return axes, whole.redistribute(p.device_mesh, p.placements).to_local()
 
     def leaf(self) -> Leaf:
         """The slab as a `Leaf`, a parameter of its own."""
         index = self.index if "rounds" in self.kept else 0
-        return Leaf(self.local, self.gradient(), self.here, self.state, self.group, self.agreed, index, self.cut.name)
+        g = self.gradient() if self.agreed.summed is None else self.agreed.summed
+        return Leaf(self.local, g, self.here, self.state, self.group, self.agreed, index, self.cut.name)
 
     def flags(self) -> Tensor:
         """Flags of this process's gradient, uint8, which processes combine by their maximum.
@@ -164,13 +176,11 @@ class Shard:
         Not finite, present (and above that bit the axes of sums), missing, not zero; then for each independent problem:
         not zero.
         """
-        self.summed, there = None, self.p.grad is not None and len(self.group["params"]) > 0
-        self.partial = self._axes if self.p.grad is not None else self.partial
-        g, present = self.gradient(), there * (1 + 2 * max(0, self.partial))
+        g, there = self.gradient(), self.p.grad is not None and len(self.group["params"]) > 0
+        present = (1 + 2 * self._axes) if there else 0
         known = torch.tensor([0, present, not there, 0], dtype=torch.uint8, device=g.device)
         if there and g.numel():
-            part = g * self.p.device_mesh.size() if self.partial else g  # type: ignore[attr-defined]  # then so is the sum
-            known[0] = ~is_finite(part.reshape(1, -1), self.placement.role.momentum.squares)[0]
+            known[0] = ~is_finite(self._scaled(g).reshape(1, -1), self.placement.role.momentum.squares)[0]
             known[3] = (g != 0).any() if self.way is ROWS else False
         if self.problems is None:
             return known
@@ -184,7 +194,7 @@ class Shard:
 
     def agree(self, flags: Tensor) -> None:
         """Set `agreed` from the combined flags, sum a partial gradient, and count a step that is skipped."""
-        self._sum(flags[1])
+        axes, summed = self._summed(flags[1])
         infinite, there, missing, some, seen = torch.split(flags.bool(), [1, 1, 1, 1, len(flags) - 4])
         copied = not isinstance(self.p, DTensor) or self.p.device_mesh.size() > len(self.cut.ranks)  # others hold it
         there &= ~(missing & copied)
@@ -192,7 +202,7 @@ class Shard:
         masks = [finite.reshape((1,) * len(block)) for block in self.placement.blocks]
         if self.problems:
             masks = apart((seen | (not by_problem)) & finite, self.problems[0])
-        self.agreed = Agreed(there[0], finite[0], (finite & (some | (not by_problem)))[0], masks)
+        self.agreed = Agreed(there[0], finite[0], (finite & (some | (not by_problem)))[0], masks, axes, summed)
         self.kept["skipped"] += (infinite & there)[0]
 
     def mask(self, dtype: torch.dtype) -> Tensor | float | None:

@@ -172,9 +172,9 @@ FIGURES = [
                 *(wired(family, "adamw", w) for family in ("bert", "bert, 400 steps") for w in (32, 128)),
                 most(wired(each, "steady_whole", w) for each in FAMILIES for w in (32, 128)),
             ],
-            "in Gemma by {}, where it moved with every recipe ({}) and a head of its own stops it, and in GPT-2, OPT and "
-            "Whisper by {}, {} and {}. * The narrow model's rate costs {} nats in GPT-2, {} in OPT, {} in Gemma, {} at "
-            "most in other families, and {} in BERT after": lambda: [
+            "in Gemma by {}, where it moved with every recipe ({}) and a head of its own stops it, and in GPT-2, OPT "
+            "and Whisper by {}, {} and {}. * The narrow model's rate costs {} nats in GPT-2, {} in OPT, {} in Gemma, "
+            "{} at most in other families, and {} in BERT after": lambda: [
                 *column("wiring", ["gemma | steady", "gemma | beyond_mup"], "drift"),
                 *column("wiring", [f"{each} | steady" for each in ("gpt2", "opt", "whisper")], "drift"),
                 *column("wiring", [f"{each} | steady" for each in ("gpt2", "opt", "gemma")], "regret"),

@@ -297,26 +297,3 @@ def test_groups_with_parameters_of_one_name_have_lines_of_their_own():
     assert set(optimizer.stability()) == {"weight", "group1.weight"}
     optimizer.load_state_dict(optimizer.state_dict())
     assert optimizer.skipped() == {"group1.weight": 1}
-
-
-def test_a_parameter_that_was_frozen_and_has_no_role_is_trained_once_it_is_added():
-    model = nn.Module()
-    model.layer, model.odd = nn.Linear(2, 2), nn.Parameter(torch.ones(2, 2, 2), requires_grad=False)
-    optimizer = SteepestDescent(model, lr=0.1)
-    model.odd.requires_grad_(True).grad = torch.ones(2, 2, 2)
-    with pytest.raises(ValueError, match=r"odd has a gradient but no role.* add_param_group"):
-        optimizer.step()
-    optimizer.add_param_group({"params": [("odd", model.odd)], "role": "bias"})
-    optimizer.step()
-    assert not model.odd.detach().eq(1).any()
-
-
-def test_groups_of_an_optimizer_with_another_plan_do_not_lose_its_bound():
-    """As a wrapper does that builds its optimizer from another's groups."""
-    model = nn.Linear(4, 4, bias=False)
-    bounded = SteepestDescent(model, Plan.of(model, stabiliser=sf.PostClip(0.5), head=()), lr=0.1)
-    with pytest.raises(ValueError, match="role 'linear' is of an optimizer with another plan"):
-        SteepestDescent(bounded.param_groups, lr=0.1)
-    (group,) = bounded.param_groups
-    alone = SteepestDescent([{key: x for key, x in group.items() if key != "plan"}], lr=0.1)
-    assert SteepestDescent(alone.param_groups, lr=0.1).param_groups[0]["plan"] == alone.param_groups[0]["plan"]

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from optim_helpers import backward, small
+from optim_helpers import small
 from torch import nn
 
 import surefoot as sf
@@ -290,18 +290,3 @@ def test_a_scheduler_resumes_with_the_optimizer():
     go(twin, other, schedule, range(3, 6))
     assert same(model, twin)
     assert optimizer.param_groups[0]["lr"] == other.param_groups[0]["lr"] < 0.01
-
-
-def test_what_others_make_of_a_state_dict_or_put_into_the_state_is_theirs():
-    model = small()
-    optimizer = SteepestDescent(model, lr=0.1)
-    backward(model, 0)
-    optimizer.step()
-    optimizer.state["count"] = 3
-    with optimizer.register_state_dict_post_hook(lambda _, saved: {"wrapped": saved}):
-        saved = optimizer.state_dict()["wrapped"]
-    assert saved["state"].pop("count") == copy.deepcopy(optimizer).state["count"] == 3
-    assert saved["state"].keys() == {*range(len([*model.parameters()]))}
-    stacked = [x for state in optimizer.state.values() if isinstance(state, dict) for x in state.values()]
-    assert any(x.untyped_storage().nbytes() > x.nbytes for x in stacked)
-    assert all(x.untyped_storage().nbytes() == x.nbytes for state in saved["state"].values() for x in state.values())

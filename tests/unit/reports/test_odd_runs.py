@@ -138,7 +138,7 @@ def test_a_damaged_summary_is_named(tmp_path, kind):
         (made.comparison, "summary.json", "baseline", "lack 'baseline'"),
         (made.comparison, "summary.json", "config", "lack 'config'"),
         (made.comparison, "summary.json", ..., "summary.json does not exist: the command of its run"),
-        (made.training, "layers.json", None, "type"),
+        (made.training, "layers.json", None, "hold a value that cannot be"),
     ],
 )
 def test_what_a_file_lacks_is_said(tmp_path, capsys, kind, file, key, said):

@@ -86,7 +86,7 @@ def page(directory: Path) -> Page:
 
 @contextmanager
 def legible(directory: Path) -> Iterator[None]:
-    """Context in which a run's files that lack something, or hold a value of another type, are an error of the user's.
+    """Context in which a run's files that lack something, or hold a value that cannot be, are an error of the user's.
 
     Args:
         directory: of a run.
@@ -99,9 +99,9 @@ def legible(directory: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, TypeError, AttributeError) as error:
-        found = f"lack {error}" if isinstance(error, KeyError) else f"hold a value of another type ({error})"
-        remedy = f"the command of this run writes all but {CONFIG_FILE} again"
+    except (LookupError, TypeError, AttributeError, ArithmeticError, StopIteration) as error:
+        found = f"lack {error}" if isinstance(error, KeyError) else f"hold a value that cannot be ({error!r})"
+        remedy = f"the command of this run writes all but {CONFIG_FILE} again; if that is damaged, start elsewhere"
         raise ValueError(f"{directory}: its files {found}: {remedy}") from error
 
 
