@@ -130,6 +130,23 @@ def test_partial_sums_are_summed_and_rest_where_one_is_missing_or_the_sum_is_inf
         ]  # fmt: skip
 
 
+def half_precision(rank):
+    """Float16 weights after gradients whose sum exceeds float16, and after infinite entries: finite, moved, skipped."""
+    mesh, found = init_device_mesh("cpu", (2,)), []
+    for laid, parts in ((Replicate(), (4e4, 4e4)), (Shard(0), (1.0, torch.inf))):
+        w = nn.Parameter(distribute(torch.ones(8, 8).half(), mesh, (laid,)))
+        optimizer = SteepestDescent([{"params": [("w", w)], "role": "linear"}], lr=0.1)
+        part, kind = torch.full_like(w.to_local(), parts[rank]), Partial() if laid.is_replicate() else laid
+        w.grad = as_dtensor(part, mesh, (kind,), (8, 8))
+        optimizer.step()
+        found.append((bool(whole(w).isfinite().all()), bool((whole(w) != 1).any()), optimizer.skipped()))
+    return found
+
+
+def test_half_precision_is_summed_in_float32_and_rests_where_it_is_infinite():
+    assert run(2, half_precision) == [[(True, True, {}), (True, False, {"w": 1})]] * 2
+
+
 def test_a_process_group_of_several_axes_is_made_once():
     assert run(8, groups_made) == [[False, False]] * 8
 

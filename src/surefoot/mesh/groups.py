@@ -79,7 +79,7 @@ class Groups(dict[tuple[int, ...], dist.ProcessGroup]):
         return ranks
 
 
-_made = threading.local()  # tests have processes that are threads
+_made = threading.local()  # under torch's threaded backend each thread is a process
 
 
 def _groups() -> Groups:

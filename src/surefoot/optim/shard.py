@@ -154,14 +154,15 @@ class Shard:
         The host waits for what was agreed only where the gradient is missing, and was partial or never there.
         """
         axes, p = self._axes, self.p
-        if axes and p.grad is None and (said := int(present)):
-            axes = said >> 1
-        elif p.grad is None:
-            return axes, None
-        if not axes or not isinstance(p, DTensor) or not self.group["params"]:
+        said = int(present) if axes and p.grad is None else 0
+        axes = said >> 1 if said else axes
+        if not (axes and isinstance(p, DTensor) and self.group["params"] and (said or p.grad is not None)):
             return axes, None
         laid = [Partial() if axes >> i & 1 else x for i, x in enumerate(p.placements)]
-        whole = as_dtensor(self.gradient(), p.device_mesh, laid, tuple(p.shape))
+        part = self.gradient().to(
+            torch.promote_types(self.local.dtype, torch.float32)
+        )  # which half precision may exceed
+        whole = as_dtensor(part, p.device_mesh, laid, tuple(p.shape))
         return axes, whole.redistribute(p.device_mesh, p.placements).to_local()
 
     def leaf(self) -> Leaf:
